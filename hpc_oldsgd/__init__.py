@@ -1,0 +1,1 @@
+"""Overlapping Local Decentralized SGD: the public API."""

@@ -1,0 +1,19 @@
+"""Errors a user can act on. The command lines print them as one line and exit with their code."""
+
+
+class UserError(ValueError):
+    """Bad input: the message is one sentence that says what is wrong and what to do."""
+
+    exit_code = 2
+
+
+class Diverged(RuntimeError):
+    """The loss became NaN, infinite or exploded; a checkpoint of the last round was written."""
+
+    exit_code = 3
+
+
+class NeighbourTimeout(RuntimeError):
+    """A neighbour did not answer within the limit."""
+
+    exit_code = 4
