@@ -1,0 +1,66 @@
+"""What an algorithm is: options, state, and a schedule one can read.
+
+`g = yield` is where a fresh local gradient at x arrives; everything else is straight-line code,
+so what overlaps with what is the order of the lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
+
+from ..errors import UserError
+
+if TYPE_CHECKING:
+    from ..schedule import Runner, Schedule
+
+
+@dataclass
+class Algorithm:
+    """Base of all: its dataclass fields are its options, those marked `state()` its state."""
+
+    tau: int = 5
+    """Local steps between two mixings."""
+
+    name: ClassVar[str] = ""
+    reads_gradient: ClassVar[bool] = True
+    """False if the schedule only hands g to `descend`: then no flat copy of it is made."""
+
+    def __post_init__(self) -> None:
+        if self.tau < 1:
+            raise UserError(f"tau must be at least 1, not {self.tau}")
+
+    def schedule(self, agent: Runner) -> Schedule:
+        raise NotImplementedError(f"{type(self).__name__} has no schedule")
+
+    def init(self, **start: Tensor) -> None:
+        """Set the state that is not there yet; a resumed run has it already."""
+        for name, value in start.items():
+            if not hasattr(self, name):
+                setattr(self, name, value)
+
+    def options(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.init}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        names = [f.name for f in fields(self) if not f.init]
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
+
+    def load_state_dict(self, state: dict[str, Tensor], like: Tensor) -> None:
+        for name in [f.name for f in fields(self) if not f.init]:
+            if name in state:
+                setattr(self, name, state[name].to(device=like.device, copy=True))
+            elif hasattr(self, name):
+                delattr(self, name)
+
+
+def state() -> Any:
+    """Marks a dataclass field as state: model-sized, kept over rounds, saved in checkpoints."""
+    return field(init=False, repr=False, compare=False)
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)

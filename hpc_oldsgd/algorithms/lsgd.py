@@ -1,0 +1,30 @@
+"""LSGD: Local SGD (Stich, 2018).
+
+tau local steps, then x_i <- (1/n) sum_j x_j by a ring all-reduce: tau + 2(n-1)/n c a round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from . import register
+from .base import Algorithm
+
+if TYPE_CHECKING:
+    from ..schedule import Runner, Schedule
+
+
+@register("lsgd")
+@dataclass
+class LSGD(Algorithm):
+    """Local SGD with a blocking all-reduce: tau + 2(n-1)/n c a round."""
+
+    reads_gradient: ClassVar[bool] = False
+
+    def schedule(self, agent: Runner) -> Schedule:
+        for _ in agent.rounds():
+            for _ in range(self.tau):
+                g = yield
+                agent.descend(g)
+            agent.all_reduce(agent.x).mean(agent.x)

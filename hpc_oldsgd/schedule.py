@@ -1,0 +1,142 @@
+"""Drives one algorithm's schedule: feeds it gradients, counts, and marks round boundaries.
+
+What an algorithm sees is this class: x, alpha, descend, exchange, all_reduce, rounds. x is (d,)
+for one agent over MPI and (n, d) for all of them in one process; the algorithm cannot tell.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .trace import Trace
+from .transport.base import Flight, Reduction, Transport
+
+if TYPE_CHECKING:
+    from .algorithms.base import Algorithm
+
+Schedule = Generator[None, Tensor, None]
+
+
+class Runner(ABC):
+    """One algorithm on one transport."""
+
+    def __init__(
+        self, x: Tensor, algorithm: Algorithm, transport: Transport, trace: Trace | None = None
+    ) -> None:
+        self.x = x
+        self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
+        self.transport = transport
+        self.trace = trace
+        self.t = 0  # gradients taken
+        self.r = 0  # rounds completed
+        self.finished = False
+        self.on_round: list[Callable[[Runner], None]] = []
+        """Called at every round boundary, before the next message leaves; may call `stop()`."""
+        self._gradient_start = 0.0
+        self._stop = False
+        self._schedule: Schedule | None = None
+
+    # -- what an algorithm calls ---------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def alpha(self) -> float: ...
+
+    @abstractmethod
+    def descend(self, g: Tensor) -> None:
+        """One local optimizer step along g: x <- x - alpha g for plain SGD."""
+
+    def exchange(self, x: Tensor) -> Flight:
+        return self.transport.exchange(x, self.r)
+
+    def all_reduce(self, x: Tensor) -> Reduction:
+        return self.transport.all_reduce(x, self.r)
+
+    def rounds(self) -> Iterator[int]:
+        """`for _ in agent.rounds()`: each turn is a round; its top is where a checkpoint fits."""
+        while not self._boundary():
+            yield self.r
+            self.r += 1
+
+    def zeros(self) -> Tensor:
+        return torch.zeros_like(self.x)
+
+    # -- what a training loop calls ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Post the first messages, before the first gradient is computed."""
+        self._schedule = self.algorithm.schedule(self)
+        self._resume(None)
+
+    def advance(self, g: Tensor) -> bool:
+        """Hand the schedule a gradient at x. False once the run has stopped."""
+        if self.finished:
+            return False
+        self.t += 1
+        self.transport.computed()
+        if self.trace is not None:
+            self.trace.span("compute", "gradient", self._gradient_start, self.trace.now(), t=self.t)
+        self._resume(g)
+        return not self.finished
+
+    def stop(self) -> None:
+        """End the schedule at this round boundary."""
+        self._stop = True
+
+    def finish(self) -> None:
+        """Complete every flight. Collective; safe to call twice."""
+        self.finished = True
+        if self._schedule is not None:
+            self._schedule.close()
+            self._schedule = None
+        self.transport.close()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # after an error the neighbours may never answer
+            self.finish()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that outlives a round boundary; no message in flight belongs to it."""
+        return {"x": self.x, "t": self.t, "r": self.r, "algorithm": self.algorithm.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state. Collective: flights already posted are completed and dropped."""
+        if self._schedule is not None:
+            self._schedule.close()
+        self.transport.close()
+        with torch.no_grad():
+            self.x.copy_(state["x"])
+        self.t, self.r = int(state["t"]), int(state["r"])
+        self.algorithm.load_state_dict(state["algorithm"], like=self.x)
+        self.start()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _resume(self, g: Tensor | None) -> None:
+        assert self._schedule is not None
+        try:
+            if g is None:
+                next(self._schedule)
+            else:
+                self._schedule.send(g)
+        except StopIteration:
+            self.finished = True
+        if self.trace is not None:
+            self._gradient_start = self.trace.now()
+
+    def _boundary(self) -> bool:
+        for hook in self.on_round:
+            hook(self)
+        return self._stop

@@ -1,0 +1,115 @@
+"""The contracts between an algorithm and whatever carries its messages.
+
+`exchange(x)` copies x into memory the transport owns, the wire snapshot y_i, and starts it: the
+caller may change x at once. The `Flight` it returns is always waited, at shutdown too.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+
+from ..topology import Topology
+from ..trace import Trace
+
+RECORDS_KEPT = 4096
+
+
+@dataclass(frozen=True)
+class FlightRecord:
+    """One finished flight: seconds of `time.perf_counter`, or units of the virtual clock."""
+
+    kind: str  # "exchange" or "all_reduce"
+    round: int
+    posted: float
+    completed: float
+    exposed: float  # how long the caller stood waiting
+
+    @property
+    def transfer(self) -> float:
+        return self.completed - self.posted
+
+
+class Flight(ABC):
+    """A model-sized message to every neighbour, and theirs to us, on the way."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Return once every message is here and ours is out. Safe to call twice."""
+
+    @abstractmethod
+    def mix_into(self, x: torch.Tensor, *, resend: bool = False) -> None:
+        """x += sum_j w_ij (y_j - y_i), one fused pass; ends the flight.
+
+        With `resend` the same pass writes the snapshot of the new x, so that an
+        `exchange(x)` that follows at once copies nothing.
+        """
+
+    @abstractmethod
+    def mix(
+        self,
+        out: torch.Tensor,
+        acc: torch.Tensor | None = None,
+        alpha: float = 0.0,
+        *,
+        zero_acc: bool = False,
+        resend: bool = False,
+    ) -> torch.Tensor:
+        """out = sum_j w_ij y_j - alpha acc (own y included), one fused pass; ends the flight."""
+
+
+class Reduction(ABC):
+    """An average over all agents, on the way."""
+
+    @abstractmethod
+    def wait(self) -> None: ...
+
+    @abstractmethod
+    def mean(self, out: torch.Tensor) -> torch.Tensor:
+        """out = (1/n) sum_i x_i, summed in one fixed order on every agent; ends the reduction."""
+
+
+class Transport(ABC):
+    """Carries the messages of one agent (x is (d,)), or of all of them at once (x is (n, d))."""
+
+    def __init__(self, topology: Topology, trace: Trace | None = None) -> None:
+        self.topology = topology
+        self.trace = trace
+        self.records: deque[FlightRecord] = deque(maxlen=RECORDS_KEPT)
+        self.measure_distance = False
+        self.distance: torch.Tensor | float | None = None
+        """sum_j w_ij ||y_j - y_i||^2 of the last `mix_into` that measured it, per agent."""
+
+    @property
+    def n(self) -> int:
+        return self.topology.n
+
+    @abstractmethod
+    def exchange(self, x: torch.Tensor, round: int) -> Flight: ...
+
+    @abstractmethod
+    def all_reduce(self, x: torch.Tensor, round: int) -> Reduction: ...
+
+    @abstractmethod
+    def computed(self) -> None:
+        """A gradient was just computed: the virtual clock charges it, a polled MPI progresses."""
+
+    @abstractmethod
+    def now(self) -> float:
+        """Seconds, or the virtual time of the slowest agent."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Complete every open flight and free what they used. Collective."""
+
+
+def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:
+    """The n slices of the ring all-reduce; the first d % n of them are one longer."""
+    small, longer = divmod(d, n)
+    bounds = [0]
+    for k in range(n):
+        bounds.append(bounds[-1] + small + (k < longer))
+    return list(zip(bounds, bounds[1:], strict=False))

@@ -1,0 +1,137 @@
+"""All n agents in one process: x is (n, d), time is virtual, messages are rows of a snapshot.
+
+Row i is mixed by the same code, in the same order, as rank i does over MPI, so the two
+transports agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .. import ops
+from ..clock import Clock, Times
+from ..topology import Topology
+from .base import Flight, FlightRecord, Reduction, Transport, ring_chunks
+
+
+class StackedTransport(Transport):
+    def __init__(
+        self, topology: Topology, clock: Clock | None = None, wire: torch.dtype | None = None
+    ) -> None:
+        super().__init__(topology)
+        self.clock = clock or Clock(topology.n)
+        self.wire = wire
+        self._spare: list[torch.Tensor] = []  # snapshots of finished flights, to be reused
+        self._open: set[StackedFlight | StackedReduction] = set()
+
+    def exchange(self, x: torch.Tensor, round: int) -> StackedFlight:
+        Y = self._snapshot(x, self.wire or x.dtype)
+        flight = StackedFlight(self, Y, round, *self.clock.post(self.topology, round))
+        self._open.add(flight)
+        return flight
+
+    def all_reduce(self, x: torch.Tensor, round: int) -> StackedReduction:
+        Y = self._snapshot(x, x.dtype)
+        reduction = StackedReduction(self, Y, round, *self.clock.post_all_reduce())
+        self._open.add(reduction)
+        return reduction
+
+    def computed(self) -> None:
+        self.clock.compute()
+
+    def now(self) -> float:
+        return float(self.clock.t.max())
+
+    def close(self) -> None:
+        for flight in list(self._open):
+            flight.wait()
+            flight._end()
+
+    def _snapshot(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        for k, Y in enumerate(self._spare):
+            if Y.shape == x.shape and Y.dtype == dtype:
+                return self._spare.pop(k).copy_(x)
+        return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+class _InFlight:
+    """What a flight and a reduction share: a snapshot, and the times of every agent."""
+
+    kind = "exchange"
+
+    def __init__(
+        self, transport: StackedTransport, Y: torch.Tensor, round: int, posted: Times, ready: Times
+    ) -> None:
+        self._transport = transport
+        self._Y = Y
+        self._round = round
+        self._posted = posted
+        self._ready = ready
+        self._waited = False
+
+    def wait(self) -> None:
+        if self._waited:
+            return
+        self._waited = True
+        exposed = self._transport.clock.wait(self._ready)
+        self._transport.records.append(
+            FlightRecord(
+                self.kind,
+                self._round,
+                float(self._posted.mean()),
+                float(self._ready.mean()),
+                float(exposed.mean()),
+            )
+        )
+
+    def _end(self) -> None:
+        self._transport._open.discard(self)  # type: ignore[arg-type]
+        self._transport._spare.append(self._Y)
+
+
+class StackedFlight(_InFlight, Flight):
+    def mix_into(self, x: torch.Tensor, *, resend: bool = False) -> None:
+        self.wait()
+        transport = self._transport
+        indptr, indices, weights = transport.topology.csr(self._round)
+        measure = transport.measure_distance
+        distance = ops.mix_rows_delta(x, self._Y, indptr, indices, weights, distance=measure)
+        if measure:
+            transport.distance = distance
+        self._end()
+
+    def mix(
+        self,
+        out: torch.Tensor,
+        acc: torch.Tensor | None = None,
+        alpha: float = 0.0,
+        *,
+        zero_acc: bool = False,
+        resend: bool = False,
+    ) -> torch.Tensor:
+        self.wait()
+        topology = self._transport.topology
+        indptr, indices, weights = topology.csr(self._round)
+        own = topology.self_weights(self._round)
+        ops.mix_rows(out, self._Y, indptr, indices, own, weights, acc, alpha)
+        if acc is not None and zero_acc:
+            acc.zero_()
+        self._end()
+        return out
+
+
+class StackedReduction(_InFlight, Reduction):
+    kind = "all_reduce"
+
+    def mean(self, out: torch.Tensor) -> torch.Tensor:
+        """Chunk k is summed from agent k on, around the ring, as the ring all-reduce does it."""
+        self.wait()
+        n, d = self._Y.shape
+        sizes = torch.tensor([b - a for a, b in ring_chunks(d, n)])
+        first = torch.arange(n).repeat_interleave(sizes).unsqueeze(0)  # which agent starts column k
+        total = self._Y.gather(0, first)
+        for step in range(1, n):
+            total += self._Y.gather(0, (first + step) % n)
+        out.copy_(total.div_(n).expand(n, d))
+        self._end()
+        return out
