@@ -1,0 +1,82 @@
+"""Where data is, and files that many ranks may write at once."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import UserError
+
+ENVIRONMENT = "HPC_OLDSGD_DATA"
+
+
+def data_dir(given: Path | str | None, what: str) -> Path:
+    """The data folder: the option, else the environment variable; `what` is looked for in it."""
+    folder = given or os.environ.get(ENVIRONMENT)
+    if not folder:
+        raise UserError(
+            f"{what} is looked for in a data folder, and none is named: "
+            f"pass --data-dir DIR or set {ENVIRONMENT}"
+        )
+    return Path(folder).expanduser()
+
+
+def cache_dir(data: Path) -> Path:
+    """A folder beside the data if it can be written to, else the user's cache."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    for folder in (data / "hpc_oldsgd-cache", home / "hpc_oldsgd"):
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            if os.access(folder, os.W_OK):
+                return folder
+    raise UserError(
+        f"tokens are cached in {data} or {home}, and neither can be written to: "
+        "make one writable or set XDG_CACHE_HOME"
+    )
+
+
+@contextlib.contextmanager
+def lock(path: Path) -> Iterator[None]:
+    """One process at a time; the kernel frees the lock of a process that dies.
+
+    On file systems without locks all go on at once: the same work is done more than once, and
+    write_atomically still keeps the result whole.
+    """
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
+                raise
+        yield
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Readers see the old file or the whole new one, whatever dies when."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's 0600 would hide a shared cache
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sha256(*contents: bytes) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,103 @@
+"""Token ids of a text, made once and kept in a file that all ranks map.
+
+The cache is two files: NAME.npy (ids) and NAME.json (where articles start, vocabulary, SHA-256 over
+both). NAME holds a hash of the text and the tokenizer, so a changed one is a new cache; a torn or
+damaged one fails its checksum and is made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import UserError
+from .files import cache_dir, lock, sha256, write_atomically
+from .partition import Ints
+from .shard import Rows
+from .text import encode, load_tokenizer
+
+VERSION = b"1"
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """A Source of sequences: sample j is tokens j seq ... (j+1) seq, the last one only a target.
+
+    Every token but the first is predicted once; what is left after the last whole sequence is not
+    used. The label of a sample is the article it starts in.
+    """
+
+    ids: npt.NDArray[Any]
+    """Mapped, not read."""
+    articles: Ints
+    vocab: int
+    seq: int
+
+    def __post_init__(self) -> None:
+        if self.seq < 1 or len(self.ids) <= self.seq:
+            raise UserError(f"a text of {len(self.ids)} tokens has no sequence of {self.seq}")
+
+    @cached_property
+    def labels(self) -> Ints:
+        starts = np.arange((len(self.ids) - 1) // self.seq) * self.seq
+        return np.searchsorted(self.articles, starts, side="right") - 1
+
+    def rows(self, indices: Ints) -> Rows:
+        return (self.ids[indices[:, None] * self.seq + np.arange(self.seq + 1)],)
+
+
+def tokens(text: Path, tokenizer: tuple[Path, ...], seq: int, cache: Path | None = None) -> Tokens:
+    """The tokens of a text file, from the cache beside it or made by the first process to come."""
+    content = text.read_bytes()
+    key = sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
+    folder = cache or cache_dir(text.parent)
+    stem = folder / f"{text.stem}-{key}"
+    found = _read(stem)
+    if found is None:
+        with lock(folder / f".{stem.name}.lock"):
+            found = _read(stem)  # the process before us may have made it
+            if found is None:
+                _write(stem, content, tokenizer)
+                found = _read(stem)
+    if found is None:
+        raise UserError(f"the token cache {stem}.npy cannot be read back: delete {folder}")
+    return Tokens(*found, seq)
+
+
+def _write(stem: Path, content: bytes, files: tuple[Path, ...]) -> None:
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"the text for {stem.name} is not UTF-8: {error}") from error
+    tokenizer = load_tokenizer(files)
+    ids, articles = encode(text, tokenizer)
+    vocab = tokenizer.get_vocab_size()
+    buffer = io.BytesIO()
+    np.save(buffer, ids.astype(np.uint16 if vocab <= 1 << 16 else np.uint32), allow_pickle=False)
+    meta = {"articles": articles.tolist(), "vocab": vocab}
+    meta["sha256"] = _checksum(buffer.getvalue(), meta)
+    write_atomically(stem.with_suffix(".npy"), buffer.getvalue())
+    write_atomically(stem.with_suffix(".json"), json.dumps(meta).encode())
+
+
+def _read(stem: Path) -> tuple[npt.NDArray[Any], Ints, int] | None:
+    """None if there is no whole cache under this name."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        array = stem.with_suffix(".npy")
+        meta = json.loads(stem.with_suffix(".json").read_bytes())
+        if meta["sha256"] == _checksum(array.read_bytes(), meta):
+            ids = np.load(array, mmap_mode="r", allow_pickle=False)
+            return ids, np.array(meta["articles"], dtype=np.int64), meta["vocab"]
+    return None
+
+
+def _checksum(array: bytes, meta: dict[str, Any]) -> str:
+    return sha256(array, json.dumps([meta["articles"], meta["vocab"]]).encode())

@@ -1,0 +1,60 @@
+"""Handwritten digits, 8x8, that come with scikit-learn: real data without a download."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from torch import nn
+
+from .. import models
+from ..data import Arrays, Source
+from . import register
+from .base import Split, Task
+
+TEST_EVERY = 5
+
+
+@register("digits")
+@dataclass(kw_only=True)
+class Digits(Task):
+    """Small CNN on scikit-learn's handwritten digits; no files needed."""
+
+    batchnorm: bool = False
+    """Put a BatchNorm after each convolution."""
+
+    default_alpha = 0.1
+
+    def model(self) -> nn.Module:
+        return models.digits_cnn(self.batchnorm)
+
+    def source(self, split: Split) -> Source:
+        return _digits(split)
+
+
+@register("logistic")
+@dataclass(kw_only=True)
+class Logistic(Task):
+    """Logistic regression on the same digits: convex."""
+
+    batch: int = 32
+    """Samples per agent and step."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    def source(self, split: Split) -> Source:
+        return _digits(split)
+
+
+@cache
+def _digits(split: Split) -> Arrays:
+    """1,437 training and 360 test images; every fifth, so writers are on both sides."""
+    from sklearn.datasets import load_digits  # takes seconds: only when used
+
+    images, labels = load_digits(return_X_y=True)
+    x = (images.reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)  # 0..16 -> -1..1
+    test = np.arange(len(labels)) % TEST_EVERY == TEST_EVERY - 1
+    chosen = test if split == "test" else ~test
+    return Arrays((x[chosen], labels[chosen].astype(np.int64)))
