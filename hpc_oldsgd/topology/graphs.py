@@ -84,7 +84,7 @@ def one_peer_exponential(n: int) -> Edges:
 
 
 def one_peer_ring(n: int) -> Edges:
-    """The ring's even edges, then its odd ones; an odd ring takes three rounds, one agent resting."""
+    """The ring's even edges, then its odd ones; an odd ring takes three, one agent resting."""
     if n <= 2:
         return ring(n)
     i = np.arange(n - 1)
