@@ -235,7 +235,7 @@ def mix_rows(
     acc: Tensor | None = None,
     alpha: float = 0.0,
 ) -> None:
-    """out[i] = self_weights[i] y[i] + sum_k weights[k] y[indices[k]] - alpha acc[i] for every row i.
+    """out[i] = self_weights[i] y[i] + sum_k weights[k] y[indices[k]] - alpha acc[i], for every i.
 
     k runs over indptr[i]:indptr[i+1]. Each row is bit for bit what `fused_mix` gives. indptr and
     indices are int64, the weights float64, all on the CPU.

@@ -112,7 +112,7 @@ def _no_grad(name: str, t: Tensor) -> None:
 
 
 def _overlaps(written: list[tuple[str, int, int]], read: list[tuple[str, int, int]]) -> None:
-    """An output may be an input exactly (elements are read before they are written), never partly."""
+    """An output may be an input exactly (it is read before it is written), never partly."""
     for k, (name, a, size) in enumerate(written):
         for other, b, other_size in written[:k]:
             if a < b + other_size and b < a + size:

@@ -1,0 +1,223 @@
+// The CPU loops, once; compiled for each instruction set with its own flags. Nothing with external
+// linkage comes from here but kernels_<isa>(), so that no AVX code can leak elsewhere.
+#include "kernels.h"
+
+#include "mix_math.h"
+
+#if defined(OLDSGD_AVX512)
+#include "vec_avx512.h"
+#define OLDSGD_KERNELS kernels_avx512
+#elif defined(OLDSGD_AVX2)
+#include "vec_avx2.h"
+#define OLDSGD_KERNELS kernels_avx2
+#else
+#include "vec_portable.h"
+#define OLDSGD_KERNELS kernels_portable
+#endif
+
+namespace oldsgd {
+namespace {
+
+template <class A>
+struct Lanes;  // kLanes accumulators, in as many vectors as that takes
+template <>
+struct Lanes<float> {
+  static constexpr int count = kLanes / kFloats;
+  VF v[count];
+};
+template <>
+struct Lanes<double> {
+  static constexpr int count = 2 * kLanes / kFloats;
+  VD v[count];
+};
+
+#define OLDSGD_EACH(u, A) _Pragma("GCC unroll 8") for (int u = 0; u < Lanes<A>::count; ++u)
+
+template <class A, class S>
+OLDSGD_HD Lanes<A> load_lanes(const S* p) {
+  Lanes<A> r;
+  if constexpr (sizeof(A) == 8 && sizeof(S) < 8) {
+    OLDSGD_EACH(u, float) split(load(p + u * kFloats), r.v[2 * u], r.v[2 * u + 1]);
+  } else {
+    OLDSGD_EACH(u, A) r.v[u] = load(p + u * (kLanes / Lanes<A>::count));
+  }
+  return r;
+}
+
+template <class A, class S>
+OLDSGD_HD void store_lanes(S* p, const Lanes<A>& s, bool past_cache) {
+  if constexpr (sizeof(A) == 8 && sizeof(S) < 8) {
+    OLDSGD_EACH(u, float) {
+      const VF v = join(s.v[2 * u], s.v[2 * u + 1]);
+      past_cache ? stream(p + u * kFloats, v) : store(p + u * kFloats, v);
+    }
+  } else {
+    constexpr int width = kLanes / Lanes<A>::count;
+    OLDSGD_EACH(u, A) past_cache ? stream(p + u * width, s.v[u]) : store(p + u * width, s.v[u]);
+  }
+}
+
+OLDSGD_HD void add_double(Lanes<double>& sum, const Lanes<double>& e) {
+  OLDSGD_EACH(u, double) sum.v[u] = sum.v[u] + e.v[u];
+}
+OLDSGD_HD void add_double(Lanes<double>& sum, const Lanes<float>& e) {
+  OLDSGD_EACH(u, float) {
+    VD low, high;
+    split(e.v[u], low, high);
+    sum.v[2 * u] = sum.v[2 * u] + low;
+    sum.v[2 * u + 1] = sum.v[2 * u + 1] + high;
+  }
+}
+
+// One mix of T models over W wires; Form and the wish for a distance are fixed at compile time.
+template <class T, class W, bool delta, bool distance>
+struct Loop {
+  using A = typename std::conditional<std::is_same<T, double>::value, double, float>::type;
+
+  T* out;
+  const W* y_self;
+  const void* const* neighbours;
+  const A* weights;
+  int64_t degree;
+  A w_self, alpha;
+  T* acc;
+  W* y_next;
+  bool zero_acc, stream_out, stream_next;
+
+  OLDSGD_HD void lanes(int64_t i, Lanes<double>& sum) const {
+    const Lanes<A> y = load_lanes<A>(y_self + i);
+    Lanes<A> s, e;
+    OLDSGD_EACH(u, A) {
+      s.v[u] = delta ? splat(A(0)) : mul(splat(w_self), y.v[u]);
+      e.v[u] = splat(A(0));
+    }
+    for (int64_t j = 0; j < degree; ++j) {
+      const Lanes<A> y_j = load_lanes<A>(static_cast<const W*>(neighbours[j]) + i);
+      const auto w = splat(weights[j]);
+      OLDSGD_EACH(u, A) {
+        const auto v = delta ? sub(y_j.v[u], y.v[u]) : y_j.v[u];
+        s.v[u] = weigh(s.v[u], w, v);
+        if constexpr (distance) e.v[u] = weigh_square(e.v[u], w, v);
+      }
+    }
+    if constexpr (delta) {
+      const Lanes<A> x = load_lanes<A>(out + i);
+      OLDSGD_EACH(u, A) s.v[u] = add(x.v[u], s.v[u]);
+    } else if (acc) {
+      const Lanes<A> g = load_lanes<A>(acc + i);
+      OLDSGD_EACH(u, A) s.v[u] = descend(s.v[u], splat(alpha), g.v[u]);
+    }
+    store_lanes(out + i, s, stream_out);
+    if (y_next) store_lanes(y_next + i, s, stream_next);
+    if (!delta && zero_acc) memset(acc + i, 0, kLanes * sizeof(T));
+    if constexpr (distance) add_double(sum, e);
+  }
+
+  // The same for one element; returns its distance.
+  OLDSGD_HD A one(int64_t i) const {
+    const A y = widen<A>(y_self[i]);
+    A s = delta ? A(0) : mul(w_self, y);
+    A e = 0;
+    for (int64_t j = 0; j < degree; ++j) {
+      const A y_j = widen<A>(static_cast<const W*>(neighbours[j])[i]);
+      const A v = delta ? sub(y_j, y) : y_j;
+      s = weigh(s, weights[j], v);
+      if constexpr (distance) e = weigh_square(e, weights[j], v);
+    }
+    if constexpr (delta) {
+      s = add(widen<A>(out[i]), s);
+    } else if (acc) {
+      s = descend(s, alpha, widen<A>(acc[i]));
+    }
+    out[i] = narrow<T>(s);
+    if (y_next) y_next[i] = narrow<W>(s);
+    if (!delta && zero_acc) memset(acc + i, 0, sizeof(T));
+    return e;
+  }
+
+  void block(int64_t i, int64_t end, double* partial) const {
+    Lanes<double> sum;
+    OLDSGD_EACH(u, double) sum.v[u] = splat(0.0);
+    for (; i + kLanes <= end; i += kLanes) lanes(i, sum);
+    double lane[kLanes];
+    if constexpr (distance) memcpy(lane, &sum, sizeof lane);
+    for (int k = 0; i < end; ++i, ++k) {
+      const A e = one(i);
+      if constexpr (distance) lane[k] += static_cast<double>(e);
+    }
+    if constexpr (distance) {
+      double total = 0;
+      for (double l : lane) total += l;
+      *partial = total;
+    }
+  }
+};
+
+template <class T, class W, bool delta, bool distance>
+void run(const Job& j, int64_t begin, int64_t end, double* partials) {
+  using L = Loop<T, W, delta, distance>;
+  using A = typename L::A;
+  const L loop{static_cast<T*>(j.out),
+               static_cast<const W*>(j.y_self),
+               j.neighbours,
+               static_cast<const A*>(j.weights),
+               j.degree,
+               static_cast<A>(j.w_self),
+               static_cast<A>(j.alpha),
+               static_cast<T*>(j.acc),
+               static_cast<W*>(j.y_next),
+               j.zero_acc,
+               j.stream_out,
+               j.stream_next};
+  if (!distance) {
+    loop.block(begin, end, nullptr);
+  } else {
+    for (int64_t b = begin; b < end; b += kBlock)
+      loop.block(b, b + kBlock < end ? b + kBlock : end, partials + b / kBlock);
+  }
+  if (j.stream_out || j.stream_next) fence();
+}
+
+void copy(char* dst, const char* src, int64_t bytes) {
+  int64_t i = 0;
+  const auto* from = reinterpret_cast<const float*>(src);
+  auto* to = reinterpret_cast<float*>(dst);
+  if (reinterpret_cast<uintptr_t>(dst) % 64 == 0) {
+    for (; i + kLanes <= bytes / 4; i += kLanes)
+      store_lanes(to + i, load_lanes<float>(from + i), true);
+    fence();
+  }
+  memcpy(to + i, from + i, static_cast<size_t>(bytes - 4 * i));
+}
+
+template <class T, class W>
+void fill(Kernels& k, Dtype model, Dtype wire) {
+  Kernel* forms = k.mix[static_cast<int>(model)][static_cast<int>(wire)];
+  forms[0] = run<T, W, false, false>;
+  forms[1] = run<T, W, true, false>;
+  forms[2] = run<T, W, true, true>;
+}
+
+Kernels make() {
+  Kernels k{};
+  fill<double, double>(k, Dtype::f64, Dtype::f64);
+  fill<double, float>(k, Dtype::f64, Dtype::f32);
+  fill<double, bf16>(k, Dtype::f64, Dtype::bf16);
+  fill<double, f16>(k, Dtype::f64, Dtype::f16);
+  fill<float, float>(k, Dtype::f32, Dtype::f32);
+  fill<float, bf16>(k, Dtype::f32, Dtype::bf16);
+  fill<float, f16>(k, Dtype::f32, Dtype::f16);
+  fill<bf16, bf16>(k, Dtype::bf16, Dtype::bf16);
+  fill<f16, f16>(k, Dtype::f16, Dtype::f16);
+  k.stream_copy = copy;
+  return k;
+}
+
+}  // namespace
+
+const Kernels& OLDSGD_KERNELS() {
+  static const Kernels kernels = make();
+  return kernels;
+}
+
+}  // namespace oldsgd

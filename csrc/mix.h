@@ -1,0 +1,73 @@
+// The mixing op as a plain C++ API: raw pointers and sizes, no torch header.
+//
+//   gradient form   out = w_0 y_i + sum_j w_j y_j - alpha acc     (acc = 0 afterwards if zero_acc)
+//   delta form      x  += sum_j w_j (y_j - y_i)
+//
+// and y_next = wire(result) in the same pass. One pass: each input is read once, each output
+// written once. The caller has checked types, sizes and aliasing: an output is an input exactly or
+// not at all.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace oldsgd {
+
+enum class Form : int { gradient = 0, delta = 1 };
+enum class Dtype : int { f64 = 0, f32 = 1, bf16 = 2, f16 = 3 };
+
+inline int64_t size_of(Dtype t) { return t == Dtype::f64 ? 8 : t == Dtype::f32 ? 4 : 2; }
+
+// The wire has the model's type or a narrower one.
+inline bool wire_fits(Dtype model, Dtype wire) {
+  return model == wire || size_of(wire) < size_of(model);
+}
+
+struct Mix {
+  Form form;
+  Dtype model, wire;
+  int64_t n;                      // elements
+  void* out;                      // model; x in the delta form, which reads it too
+  const void* y_self;             // wire
+  const void* const* neighbours;  // wire, `degree` of them
+  const double* weights;          // degree + 1, the own weight first
+  int64_t degree;
+  void* acc;         // model, or null
+  double alpha;      //
+  bool zero_acc;     //
+  void* y_next;      // wire, or null; may be y_self
+  double* distance;  // delta form: sum_j w_j ||y_j - y_i||^2, or null
+};
+
+// The same for every row of (rows, d) matrices; row i's neighbours are rows indices[k] of y with
+// weights[k], k in indptr[i]:indptr[i+1]. No buffer may overlap another.
+struct MixRows {
+  Form form;
+  Dtype model, wire;
+  int64_t rows, d;
+  void* out;                        // model
+  const void* y;                    // wire
+  const int64_t *indptr, *indices;  // CSR
+  const double *weights, *self_weights;
+  const void* acc;  // model, or null
+  double alpha;
+  double* distance;  // one per row, or null
+};
+
+// CPU. Blocks until done; the result does not depend on `threads`.
+void mix_cpu(const Mix& m, int threads);
+void mix_rows_cpu(const MixRows& m, int threads);
+const char* isa_in_use();  // portable, avx2 or avx512; HPC_OLDSGD_ISA chooses a lower one
+// The roofline of the benchmark: a copy with non-temporal stores where there are any.
+void stream_copy(void* dst, const void* src, int64_t bytes, int threads);
+
+// CUDA. Enqueues one kernel on `stream` and returns; throws if the launch is refused.
+constexpr int kMaxFixedDegree = 64;     // neighbours that travel inside the kernel's arguments
+constexpr int64_t kCudaScratch = 4096;  // doubles, zeroed, when m.distance is set
+// `table`: device memory past the fixed degree, `degree` addresses then degree + 1 weights
+// (double).
+void mix_cuda(const Mix& m, void* stream, const void* table, void* scratch);
+bool cuda_compiled();
+std::string cuda_archs();
+
+}  // namespace oldsgd

@@ -1,0 +1,68 @@
+"""Builds hpc_oldsgd._native with CMake. Without a compiler the package installs all the same.
+
+HPC_OLDSGD_CUDA=0|1 forces CUDA off or on (default: on where nvcc is found), HPC_OLDSGD_CUDA_ARCHS="80;90"
+chooses the architectures, HPC_OLDSGD_REQUIRE_NATIVE=1 turns a failed build into an error.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+
+def tool(name: str) -> str:
+    """From PATH, or beside the interpreter of a virtual environment that is not activated."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
+    return shutil.which(name, path=path) or ""
+
+
+class CMakeBuild(build_ext):
+    def build_extension(self, ext: Extension) -> None:
+        cuda = {"0": "OFF", "1": "ON"}.get(os.environ.get("HPC_OLDSGD_CUDA", ""), "AUTO")
+        try:
+            try:
+                self.cmake(ext, cuda)
+            except subprocess.CalledProcessError:
+                if cuda != "AUTO":
+                    raise
+                self.cmake(ext, "OFF")  # an nvcc that does not work must not cost the CPU code
+        except (OSError, ImportError, subprocess.CalledProcessError) as error:
+            if cuda == "ON" or os.environ.get("HPC_OLDSGD_REQUIRE_NATIVE") == "1":
+                raise
+            print(
+                f"hpc_oldsgd: the native extension was not built ({error}). The package works without "
+                "it, mixing with plain torch; install a C++17 compiler and reinstall for full speed.",
+                file=sys.stderr,
+            )
+
+    def cmake(self, ext: Extension, cuda: str) -> None:
+        import pybind11
+
+        cmake = tool("cmake")
+        if not cmake:
+            raise FileNotFoundError("cmake not found")
+        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
+        build = Path(self.build_temp).resolve()
+        configure = [
+            *(cmake, "--fresh", "-S", str(Path(__file__).resolve().parent), "-B", str(build)),
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
+            f"-DOLDSGD_CUDA={cuda}",
+        ]
+        if ninja := tool("ninja"):
+            configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
+        if archs := os.environ.get("HPC_OLDSGD_CUDA_ARCHS"):
+            configure.append(f"-DOLDSGD_CUDA_ARCHS={archs}")
+        subprocess.run(configure, check=True)
+        subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
+
+
+setup(
+    ext_modules=[Extension("hpc_oldsgd._native", sources=[], optional=True)],
+    cmdclass={"build_ext": CMakeBuild},
+)
