@@ -11,6 +11,10 @@
 namespace py = pybind11;
 using namespace oldsgd;
 
+namespace oldsgd {
+void bind_progress(py::module_& m);  // progress_bindings.cpp
+}
+
 namespace {
 
 void* address(uintptr_t p) { return reinterpret_cast<void*>(p); }
@@ -50,6 +54,7 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "The fused mixing op; use hpc_oldsgd.ops.";
+  bind_progress(m);
   m.def("build_info", build_info);
   m.attr("MAX_FIXED_DEGREE") = kMaxFixedDegree;
   m.attr("CUDA_SCRATCH") = kCudaScratch;

@@ -36,7 +36,14 @@ class Slot:
 class Flat:
     """The layout of a module in x, and the module's tensors made views of it."""
 
-    def __init__(self, module: nn.Module, buffers: Buffers = "mix", x: Tensor | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        buffers: Buffers = "mix",
+        x: Tensor | None = None,
+        g: Tensor | None = None,
+    ) -> None:
+        """x and g, if given, are where the values and the flat gradient live."""
         tensors = list(_mixed(module, buffers))
         if not any(isinstance(t, nn.Parameter) for _, t in tensors):
             raise UserError(
@@ -53,13 +60,12 @@ class Flat:
             self.slots.append(Slot(name, tensor, self.d))
             self.d += -(-tensor.numel() // align) * align
         self.x = torch.zeros(self.d, dtype=self.dtype, device=self.device) if x is None else x
-        if self.x.shape != (self.d,):
-            raise UserError(f"x has shape {tuple(self.x.shape)}, the model needs ({self.d},)")
+        assert self.x.shape == (self.d,)
         for slot in self.slots:
             view = slot.view(self.x)
             view.copy_(slot.tensor.detach())
             slot.tensor.data = view
-        self._gradient: Tensor | None = None
+        self._gradient = g
 
     @property
     def parameters(self) -> list[Slot]:

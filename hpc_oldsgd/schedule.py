@@ -114,7 +114,7 @@ class Runner(ABC):
         """Go on from a state. Collective: flights already posted are completed and dropped."""
         if self._schedule is not None:
             self._schedule.close()
-        self.transport.close()
+        self.transport.drain()
         with torch.no_grad():
             self.x.copy_(state["x"])
         self.t, self.r = int(state["t"]), int(state["r"])

@@ -9,8 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
+from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from ..topology import Topology
 from ..trace import Trace
@@ -72,6 +75,16 @@ class Reduction(ABC):
         """out = (1/n) sum_i x_i, summed in one fixed order on every agent; ends the reduction."""
 
 
+class Pending(ABC):
+    """A few numbers on their way to every agent: losses, votes."""
+
+    @abstractmethod
+    def done(self) -> bool: ...
+
+    @abstractmethod
+    def result(self) -> NDArray[np.float64]: ...
+
+
 class Transport(ABC):
     """Carries the messages of one agent (x is (d,)), or of all of them at once (x is (n, d))."""
 
@@ -102,8 +115,16 @@ class Transport(ABC):
         """Seconds, or the virtual time of the slowest agent."""
 
     @abstractmethod
+    def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> Pending:
+        """Reduce a few numbers over all agents without a stall. Collective."""
+
+    @abstractmethod
+    def drain(self) -> None:
+        """Complete and drop every open flight. Collective."""
+
+    @abstractmethod
     def close(self) -> None:
-        """Complete every open flight and free what they used. Collective."""
+        """Drain, and free what the flights used. Collective; safe to call twice."""
 
 
 def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:

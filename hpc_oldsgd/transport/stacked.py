@@ -6,12 +6,16 @@ transports agree bit for bit.
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from .. import ops
 from ..clock import Clock, Times
 from ..topology import Topology
-from .base import Flight, FlightRecord, Reduction, Transport, ring_chunks
+from .base import Flight, FlightRecord, Pending, Reduction, Transport, ring_chunks
 
 
 class StackedTransport(Transport):
@@ -21,6 +25,7 @@ class StackedTransport(Transport):
         super().__init__(topology)
         self.clock = clock or Clock(topology.n)
         self.wire = wire
+        self._graphs: dict[int, tuple[torch.Tensor, ...]] = {}
         self._spare: list[torch.Tensor] = []  # snapshots of finished flights, to be reused
         self._open: set[StackedFlight | StackedReduction] = set()
 
@@ -42,16 +47,47 @@ class StackedTransport(Transport):
     def now(self) -> float:
         return float(self.clock.t.max())
 
+    def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> Here:
+        return Here(values)
+
     def close(self) -> None:
+        self.drain()
+
+    def drain(self) -> None:
         for flight in list(self._open):
             flight.wait()
             flight._end()
+
+    def graph(self, round: int) -> tuple[torch.Tensor, ...]:
+        """indptr, indices, weights, self weights of the round's W, as the row ops take them."""
+        phase = round % self.topology.period
+        if phase not in self._graphs:
+            arrays = (*self.topology.csr(phase), self.topology.self_weights(phase))
+            types = (np.int64, np.int64, np.float64, np.float64)
+            self._graphs[phase] = tuple(
+                torch.from_numpy(np.array(a, dtype=t))
+                for a, t in zip(arrays, types, strict=True)
+            )
+        return self._graphs[phase]
 
     def _snapshot(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         for k, Y in enumerate(self._spare):
             if Y.shape == x.shape and Y.dtype == dtype:
                 return self._spare.pop(k).copy_(x)
         return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+class Here(Pending):
+    """All agents are here, so the caller's numbers are everybody's."""
+
+    def __init__(self, values: NDArray[np.float64]) -> None:
+        self._values = values
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> NDArray[np.float64]:
+        return self._values
 
 
 class _InFlight:
@@ -93,7 +129,7 @@ class StackedFlight(_InFlight, Flight):
     def mix_into(self, x: torch.Tensor, *, resend: bool = False) -> None:
         self.wait()
         transport = self._transport
-        indptr, indices, weights = transport.topology.csr(self._round)
+        indptr, indices, weights, _ = transport.graph(self._round)
         measure = transport.measure_distance
         distance = ops.mix_rows_delta(x, self._Y, indptr, indices, weights, distance=measure)
         if measure:
@@ -110,9 +146,7 @@ class StackedFlight(_InFlight, Flight):
         resend: bool = False,
     ) -> torch.Tensor:
         self.wait()
-        topology = self._transport.topology
-        indptr, indices, weights = topology.csr(self._round)
-        own = topology.self_weights(self._round)
+        indptr, indices, weights, own = self._transport.graph(self._round)
         ops.mix_rows(out, self._Y, indptr, indices, own, weights, acc, alpha)
         if acc is not None and zero_acc:
             acc.zero_()

@@ -1,0 +1,72 @@
+// A thread that moves MPI messages while Python computes.
+//
+// MPI moves large messages only while somebody calls it. This engine tests the open requests and
+// sleeps about a millisecond, which hides a transfer for a few percent of a core. It needs no MPI
+// header: the addresses of MPI_Startall and MPI_Testall and the sizes of a request and a status
+// fit every MPI.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace oldsgd {
+
+// One step of a job: start the requests (receives first), test until all are done, dst += src.
+struct Stage {
+  char* requests = nullptr;  // receives, then sends; owned by the caller until the job is done
+  int receives = 0;
+  int count = 0;
+  bool start = true;  // false: the caller has started them
+  void* add_dst = nullptr;
+  const void* add_src = nullptr;
+  int64_t add_count = 0;
+  int add_dtype = 0;
+};
+
+struct Job {
+  std::vector<Stage> stages;
+  std::vector<char> statuses;  // room for MPI's, never read
+  size_t at = 0;
+  bool started = false;
+  bool done = false;
+  int error = 0;      // what MPI returned, 0 if all is well
+  double done_s = 0;  // on the clock of time.perf_counter
+};
+
+class Engine {
+ public:
+  Engine(uintptr_t startall, uintptr_t testall, size_t request_bytes, size_t status_bytes,
+         double period_s, bool threaded);
+  ~Engine();
+
+  std::shared_ptr<Job> submit(std::vector<Stage> stages);
+  // True once the job is done. Without a thread the caller moves all open jobs meanwhile.
+  bool wait(const Job& job, double timeout_s);
+  void poll();  // one pass over the open jobs, for callers without a thread
+  void stop();  // ends the thread; open jobs stay as they are
+
+ private:
+  bool advance(Job& job);
+  bool pass();
+  void loop();
+
+  using Start = int (*)(int, void*);
+  using Test = int (*)(int, void*, int*, void*);
+  Start startall_;
+  Test testall_;
+  size_t request_bytes_, status_bytes_;
+  double period_s_;
+  std::mutex mutex_;  // open_, the flags, and a job's done
+  std::condition_variable wake_, finished_;
+  std::deque<std::shared_ptr<Job>> open_;
+  int waiters_ = 0;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+}  // namespace oldsgd

@@ -1,0 +1,92 @@
+"""All n agents in one process: the simulator's counterpart of Agent, and its plain-SGD core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .algorithms import Algorithm
+from .errors import UserError
+from .flat import Buffers, Flat
+from .schedule import Runner
+from .transport.base import Transport
+from .transport.stacked import StackedTransport
+
+
+class Plain(Runner):
+    """x with plain SGD on it, (d,) or (n, d): for problems that are a gradient and no model."""
+
+    def __init__(
+        self, x: Tensor, algorithm: Algorithm, transport: Transport, alpha: float
+    ) -> None:
+        super().__init__(x, algorithm, transport)
+        self._alpha = alpha
+
+    @property
+    def alpha(self) -> float:
+        return self._alpha
+
+    def descend(self, g: Tensor) -> None:
+        self.x.sub_(g * self._alpha)
+
+
+class Swarm(Runner):
+    """n models and their optimizers; row i of x is agent i's model."""
+
+    transport: StackedTransport
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        algorithm: Algorithm,
+        transport: StackedTransport,
+        *,
+        buffers: Buffers = "mix",
+    ) -> None:
+        if not len(models) == len(optimizers) == transport.n:
+            raise UserError(f"{transport.n} agents need as many models and optimizers")
+        flats = [Flat(model, buffers) for model in models]
+        first = flats[0]
+        X = torch.empty(transport.n, first.d, dtype=first.dtype, device=first.device)
+        G = torch.zeros_like(X) if algorithm.reads_gradient else None
+        for i, flat in enumerate(flats):
+            X[i] = flat.x
+            flats[i] = Flat(models[i], buffers, X[i], None if G is None else G[i])
+        super().__init__(X, algorithm, transport)
+        self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
+        self._g = X if G is None else G
+
+    @property
+    def alpha(self) -> float:
+        return float(self.optimizers[0].param_groups[0]["lr"])
+
+    def step(self) -> bool:
+        """After every model's backward pass."""
+        if self.algorithm.reads_gradient:
+            for flat in self.flats:
+                flat.gradient()
+        return self.advance(self._g)
+
+    def descend(self, g: Tensor) -> None:
+        if self.algorithm.reads_gradient and g is not self._g:
+            self._g.copy_(g)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "clock": self.transport.clock.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.transport.drain()
+        self.transport.clock.load_state_dict(state["clock"])
+        super().load_state_dict(state)
