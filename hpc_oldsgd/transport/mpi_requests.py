@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from mpi4py import MPI
 
 from ..errors import UserError
+
+T = TypeVar("T")
 
 
 class PersistentRequests:
@@ -81,6 +83,11 @@ def functions() -> dict[str, int]:
     return {name: ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in names}
 
 
+def vendor() -> str:
+    name, version = MPI.get_vendor()
+    return f"{name} {'.'.join(map(str, version))}"
+
+
 def sizes() -> tuple[int, int]:
     return MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)
 
@@ -143,3 +150,31 @@ def says_cuda_aware() -> bool:
 
 def exchange_with_self(comm: MPI.Comm, sent: torch.Tensor, received: torch.Tensor) -> None:
     comm.Sendrecv(as_bytes(sent), comm.rank, 0, as_bytes(received), comm.rank, 0)
+
+
+class Startup:
+    """The steps before an agent exists; an error on one rank becomes everybody's error."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm = comm
+        here = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        self.ranks_here = here.size
+        here.Free()
+
+    def check(self, step: Callable[[], T]) -> T:
+        """Run a step on all ranks. Collective: raises on all if it raised a UserError on any."""
+        result, problem = None, ""
+        try:
+            result = step()
+        except UserError as error:
+            problem = str(error)
+        problems = gather_text(self.comm, problem)
+        bad = [j for j, text in enumerate(problems) if text]
+        if bad:
+            where = "" if len(bad) == len(problems) or bad[0] == 0 else f"rank {bad[0]}: "
+            raise UserError(where + problems[bad[0]])
+        return result  # type: ignore[return-value]
+
+    def same_text(self, text: str) -> str:
+        """Rank 0's."""
+        return gather_text(self.comm, text)[0]

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# slow_net: a real, slow network on one machine, for as long as one command runs.
+# slow_net.sh: a real, slow network on one machine, for as long as one command runs.
 #
-#   slow_net mpirun N RATE CMD...   N ranks of CMD by the mpirun in PATH, each with a card of its own
-#   slow_net ranks N RATE CMD...    the same network around any CMD, for instance a shell
-#   slow_net rank CMD...            inside it: CMD behind the card of this MPI rank
-#   slow_net shared RATE CMD...     one loopback that all processes of CMD share (cheap, for tests)
+#   slow_net.sh mpirun N RATE CMD...   N ranks of CMD by the mpirun in PATH, each with a card of its own
+#   slow_net.sh ranks N RATE CMD...    the same network around any CMD, for instance a shell
+#   slow_net.sh rank CMD...            inside it: CMD behind the card of this MPI rank
+#   slow_net.sh shared RATE CMD...     one loopback that all processes of CMD share (cheap, for tests)
 #
 # RATE as tc writes it, e.g. 1600mbit: a 40 MB message then takes about 0.21 s. Each rank gets a
 # network namespace, joined by a bridge, and a token bucket on what it sends. All of it lives in
@@ -20,7 +20,7 @@ SELF=$(readlink -f "${BASH_SOURCE[0]}")
 CONGESTION=${SLOW_NET_CONGESTION:-reno}
 
 fail() {
-  echo "slow_net: $*" >&2
+  echo "slow_net.sh: $*" >&2
   exit 2
 }
 
@@ -108,7 +108,7 @@ case $command in
     (($#)) || usage
     rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-${PMIX_RANK:-}}}
     [[ -n $rank ]] || fail "no MPI rank in the environment: start this through mpirun"
-    [[ -e /run/netns/rank$rank ]] || fail "rank $rank has no card: start more with slow_net mpirun"
+    [[ -e /run/netns/rank$rank ]] || fail "rank $rank has no card: start more with slow_net.sh mpirun"
     exec nsenter --net="/run/netns/rank$rank" "$@"
     ;;
   shared)

@@ -1,0 +1,306 @@
+"""How much communication hides behind compute, with an emulated gradient and no model.
+
+Of every rank the median over rounds counts. Of the ranks: the slowest for seconds a round, t_g
+and t_c, since all go at its pace; their mean for transfer and exposed wait. hidden is 1 - exposed /
+transfer of those. The ideal round is max(tau t_g, t_c): t_g the gradient's time without messages,
+t_c that of one exchange without compute, both measured in the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .. import algorithms, topology
+from ..agent import wire_type
+from ..algorithms import Algorithm
+from ..errors import UserError
+from ..schedule import Runner
+
+if TYPE_CHECKING:  # the import starts MPI, which --help does not need
+    from ..transport.mpi import MpiTransport
+
+WARM_UP = 2  # rounds that open connections and touch buffers for the first time
+IDLE_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """Overlap of communication with an emulated gradient; run it under mpirun, no model needed."""
+
+    algorithm: tuple[str, ...] = ("oldsgd", "ldsgd")
+    """One or several, measured one after the other."""
+    topology: str = "ring"
+    """Who talks to whom."""
+    tau: int = 5
+    """Local steps a round; algorithms that take one step a round keep to it."""
+    grad_seconds: float = 0.2
+    """How long a gradient takes."""
+    load: Literal["sleep", "spin"] = "sleep"
+    """What a gradient does: sleep (a GPU computes) or spin (the CPU does): a fixed number of small
+    matrix products, as many as take --grad-seconds when nothing is sent."""
+    spin_size: int = 64
+    """Side of those matrices: 64 is many tiny ops, 512 a few large ones."""
+    model_bytes: int = 40_000_000
+    """Size of x in fp32."""
+    rounds: int = 10
+    """Measured rounds of each algorithm, after two that warm up."""
+    wire: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Type on the wire."""
+    progress: Literal["auto", "thread", "poll", "none"] = "auto"
+    """Who moves the messages: a thread, poll (from inside the gradient), or none."""
+    polls: int = 22
+    """With --progress poll, how often a gradient polls: VGG11 has 22 parameters to hook."""
+    engine: Literal["auto", "native", "python"] = "auto"
+    """Which progress engine."""
+    staging: Literal["auto", "direct", "host"] = "auto"
+    """Copies between device and host: auto, direct or host."""
+    device: str = "cpu"
+    """Where x lives: cpu or cuda."""
+    json: bool = False
+    """Print one line of JSON after the table."""
+
+    def __post_init__(self) -> None:
+        for name in ("tau", "rounds", "spin_size", "polls"):
+            if getattr(self, name) < 1:
+                raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
+        if self.grad_seconds < 0 or self.model_bytes < 4:
+            raise UserError("--grad-seconds must not be negative, --model-bytes at least 4.")
+        if not self.algorithm:
+            raise UserError(f"Name an algorithm: {', '.join(algorithms.names())}.")
+
+
+class Gradient:
+    """Takes its time and computes nothing; `cpu_s` is the processor time it used itself."""
+
+    def __init__(self, options: Options, transport: MpiTransport) -> None:
+        self.options = options
+        self.cpu_s = 0.0
+        self.spins = 0
+        self._a = torch.rand(options.spin_size, options.spin_size)
+        self._b = torch.empty_like(self._a)
+        if options.load == "spin":
+            self.spins = self._calibrate(transport)
+
+    def __call__(self, transport: MpiTransport) -> None:
+        start = time.thread_time()
+        slices = self.options.polls if transport.progress == "poll" else 1
+        for k in range(slices):
+            if self.spins:
+                self._spin(self.spins * (k + 1) // slices - self.spins * k // slices)
+            else:
+                time.sleep(self.options.grad_seconds / slices)
+            transport.poll()
+        self.cpu_s += time.thread_time() - start
+
+    def _spin(self, times: int) -> None:
+        for _ in range(times):
+            torch.mm(self._a, self._a, out=self._b)
+
+    def _calibrate(self, transport: MpiTransport) -> int:
+        """Products that take --grad-seconds while all ranks compute; as many on every rank."""
+        seconds, times = 0.0, 1
+        while seconds < min(0.1, self.options.grad_seconds):
+            times *= 2
+            start = _together(transport)
+            self._spin(times)
+            seconds = float(_everywhere(transport, time.perf_counter() - start).max())
+        return max(1, round(times * self.options.grad_seconds / seconds))
+
+
+class Emulated(Runner):
+    """x and an algorithm; the local step is part of the emulated gradient."""
+
+    alpha = 1.0
+    transport: MpiTransport
+
+    def __init__(
+        self, x: Tensor, algorithm: Algorithm, transport: MpiTransport, gradient: Gradient
+    ) -> None:
+        super().__init__(x, algorithm, transport)
+        self.g = torch.zeros_like(x) if algorithm.reads_gradient else x
+        self.gradient = gradient
+        self.boundaries: list[tuple[float, float]] = []
+        """Of every round: wall time, and processor time of this rank outside the gradient."""
+        self.on_round.append(self._mark)
+
+    def step(self) -> bool:
+        self.gradient(self.transport)
+        return self.advance(self.g)
+
+    def descend(self, g: Tensor) -> None:
+        pass
+
+    def _mark(self, _: Runner) -> None:
+        self.boundaries.append((time.perf_counter(), time.process_time() - self.gradient.cpu_s))
+
+
+def main(options: Options) -> None:
+    from ..transport.mpi import MpiTransport, world
+    from ..transport.mpi_requests import vendor
+
+    comm = world()
+    graph = topology.from_name(options.topology, comm.size)
+    chosen = [_algorithm(name, options.tau) for name in options.algorithm]
+    if not torch.device(options.device).type == "cpu" and not torch.cuda.is_available():
+        raise UserError(f"torch sees no device {options.device}: leave --device out.")
+
+    def transport() -> MpiTransport:
+        return MpiTransport(
+            comm,
+            graph,
+            wire=wire_type(options.wire, torch.float32),
+            progress=options.progress,
+            staging=options.staging,
+            native=None if options.engine == "auto" else options.engine == "native",
+        )
+
+    idle = transport()
+    hosts = idle.gather_text(socket.gethostname())
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(hosts[comm.rank])))
+    gradient = Gradient(options, idle)
+    t_g = _gradient_alone(idle, gradient)
+    t_c = _exchange_alone(idle, _x(options, comm.rank))
+    progress, native = idle.progress, idle.native
+    idle.close()
+
+    results = []
+    for algorithm in chosen:
+        results.append(_measure(options, algorithm, transport(), gradient, t_g, t_c))
+    if comm.rank:
+        return
+    settings = {
+        **dataclasses.asdict(options),
+        "ranks": comm.size,
+        "hosts": len(set(hosts)),
+        "mpi": vendor(),
+        "network": os.environ.get("HPC_OLDSGD_SLOW_NET", ""),
+        "progress": progress,
+        "engine": "native" if native else "python",
+        "threads": torch.get_num_threads(),
+        "t_g": t_g,
+        "t_c": t_c,
+    }
+    del settings["json"]
+    print(_text(settings, results))
+    if options.json:
+        print(json.dumps({"results": results, "settings": settings}))
+
+
+def _algorithm(name: str, tau: int) -> Algorithm:
+    known = algorithms.get(name)
+    return known() if known().tau == 1 else known(tau=tau)
+
+
+def _x(options: Options, rank: int) -> Tensor:
+    return torch.full((options.model_bytes // 4,), float(rank), device=options.device)
+
+
+def _gradient_alone(transport: MpiTransport, gradient: Gradient) -> float:
+    times = []
+    for _ in range(IDLE_REPEATS):
+        start = _together(transport)
+        gradient(transport)
+        times.append(time.perf_counter() - start)
+    return float(_everywhere(transport, float(np.median(times))).max())
+
+
+def _exchange_alone(transport: MpiTransport, x: Tensor) -> float:
+    """Both directions with every neighbour, receives posted first, nobody computing."""
+    period = transport.topology.period
+    times = []
+    for r in range((WARM_UP + IDLE_REPEATS) * period):
+        _together(transport)
+        transport.exchange(x, r).wait()
+        transport.drain()
+        times.append(transport.records[-1].transfer)
+    phases = np.reshape(times, (-1, period))[WARM_UP:]
+    return float(_everywhere(transport, float(np.median(phases.mean(axis=1)))).max())
+
+
+def _measure(
+    options: Options,
+    algorithm: Algorithm,
+    transport: MpiTransport,
+    gradient: Gradient,
+    t_g: float,
+    t_c: float,
+) -> dict[str, Any]:
+    runner = Emulated(_x(options, transport.rank), algorithm, transport, gradient)
+    _together(transport)
+    runner.start()
+    while runner.r < WARM_UP + options.rounds:
+        runner.step()
+    wall, cpu = np.diff(np.array(runner.boundaries), axis=0)[WARM_UP:].T
+    rounds = range(WARM_UP, WARM_UP + options.rounds)
+    flights = [[f for f in transport.records if f.round == r] for r in rounds]
+    own = [
+        np.median(wall),
+        np.mean(wall),
+        np.median([sum(f.transfer for f in flight) for flight in flights]),
+        np.median([sum(f.exposed for f in flight) for flight in flights]),
+        np.median(cpu),
+    ]
+    ranks = _everywhere(transport, *map(float, own))
+    spread = _everywhere(transport, *np.percentile(wall, [25, 75]))
+    runner.finish()
+    slowest = int(ranks[:, 0].argmax())
+    transfer, exposed = ranks[:, 2].mean(), ranks[:, 3].mean()
+    sends = transport.n > 1
+    return {
+        "algorithm": algorithm.name,
+        "tau": algorithm.tau,
+        "round_s": ranks[slowest, 0],
+        "transfer_s": transfer,
+        "exposed_s": exposed,
+        "hidden": max(0.0, 1.0 - exposed / transfer) if sends and transfer else 1.0,
+        "ratio_to_ideal": ranks[slowest, 0] / max(algorithm.tau * t_g, t_c, 1e-9),
+        "round_mean_s": float(ranks[:, 1].max()),
+        "round_quartiles_s": spread[slowest].tolist(),
+        "cpu_s": float(ranks[:, 4].mean()),
+    }
+
+
+def _everywhere(transport: MpiTransport, *values: float) -> NDArray[np.float64]:
+    """Row i: what rank i gave. Collective."""
+    table = np.zeros((transport.n, len(values)))
+    table[transport.rank] = values
+    return transport.reduce(table).result()
+
+
+def _together(transport: MpiTransport) -> float:
+    """All ranks leave at about the same time, which is returned."""
+    transport.reduce(np.zeros(1)).result()
+    return time.perf_counter()
+
+
+def _text(settings: dict[str, Any], results: list[dict[str, Any]]) -> str:
+    s = settings
+    engine = f"progress {s['progress']} ({s['engine']})"
+    network = f", network {s['network']}" if s["network"] else ""
+    lines = [
+        f"{s['ranks']} ranks, {s['topology']}, {s['model_bytes'] / 1e6:g} MB, wire {s['wire']}, "
+        f"{s['load']}, {s['mpi']}, {engine}{network}",
+        f"alone: gradient t_g {s['t_g']:.4f} s, exchange t_c {s['t_c']:.4f} s",
+        "",
+        f"{'algorithm':<18}{'tau':>4}{'round':>10}{'ideal':>8}{'ratio':>8}"
+        f"{'transfer':>10}{'exposed':>10}{'hidden':>8}{'cpu':>9}",
+    ]
+    for r in results:
+        lines.append(
+            f"{r['algorithm']:<18}{r['tau']:>4}{r['round_s']:>9.4f}s"
+            f"{r['round_s'] / r['ratio_to_ideal']:>8.4f}{r['ratio_to_ideal']:>8.3f}"
+            f"{r['transfer_s']:>10.4f}{r['exposed_s']:>10.4f}{r['hidden']:>8.3f}{r['cpu_s']:>9.4f}"
+        )
+    notes = "round: median seconds of the slowest rank; cpu: seconds a round outside the gradient."
+    return "\n".join([*lines, "", notes])
