@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import register
 from .base import require
 from .ldsgd import LDSGD
 from .oldsgd import OLDSGD
+from .registry import register
 
 ONE_STEP = "{} takes one local step a round: tau must be 1 (for more, use {})"
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from . import register
 from .base import Algorithm
+from .registry import register
 
 if TYPE_CHECKING:
     from ..schedule import Runner, Schedule

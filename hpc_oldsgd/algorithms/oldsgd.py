@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from . import register
 from .base import Algorithm, require, state
+from .registry import register
 
 if TYPE_CHECKING:
     from ..schedule import Runner, Schedule
