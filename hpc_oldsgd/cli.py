@@ -137,7 +137,7 @@ def parse_staged(
     asks_help = not {"-h", "--help"}.isdisjoint(arguments)
     for key, known in choices.items():
         default = next(field.default for field in options(base) if field.name == key)
-        words = _values_of(arguments, key)
+        words = values_of(arguments, key)
         name = words[0] if words else defaults.get(key, default)
         if name is not dataclasses.MISSING:
             _check_choice(key, name, known)
@@ -207,8 +207,9 @@ def _sentence(box: str, argv: list[str]) -> str:
     if match := re.match(r"Error parsing (--[\w-]+)", text):
         option = match[1]
         takes = next((line for line in lines if line.startswith(option + " ")), option)
-        if values := _values_of(argv, option[2:]):
+        if values := values_of(argv, option[2:]):
             return f"Cannot read {option} {' '.join(values)}: the option is {takes}."
+    text = re.sub(r"^Error parsing ", "Cannot read ", text)
     if text.startswith("Missing from "):
         missing = [line.split()[0] for line in said if re.match(r"(--[\w-]+|[A-Z_]+)( |$)", line)]
         return f"Missing: {', '.join(missing)}; see --help."
@@ -230,11 +231,12 @@ def _unknown(
         owners = [name for name, config in configs.items() if option in flags(config)]
         if owners:
             return f"{option} belongs to the {key} {' or '.join(owners)}, not to {chosen.get(key)}."
-    near = difflib.get_close_matches(option, sorted(known), n=1)
+    near = [flag for flag in known if flag.lower() == option.lower()]
+    near = near or difflib.get_close_matches(option, sorted(known), n=1)
     return f"Unknown option {option}; " + (f"did you mean {near[0]}?" if near else "see --help.")
 
 
-def _values_of(argv: Sequence[str], name: str) -> list[str]:
+def values_of(argv: Sequence[str], name: str) -> list[str]:
     """The words of the last `--name VALUE ...` or `--name=VALUE`."""
     found: list[str] = []
     for at, word in enumerate(argv):

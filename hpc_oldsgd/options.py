@@ -23,9 +23,10 @@ def options(config: type) -> list[dataclasses.Field[Any]]:
 
 def flags(config: type) -> set[str]:
     """What can be written on the command line: --name, and --no-name of a truth value."""
-    hints = typing.get_type_hints(config)
-    names = {f"--{dashed(f.name)}" for f in options(config)}
-    return names | {f"--no-{dashed(f.name)}" for f in options(config) if hints[f.name] is bool}
+    hints = typing.get_type_hints(config, include_extras=True)
+    names = [f.name for f in options(config) if not _positional(hints[f.name])]
+    no = {f"--no-{dashed(name)}" for name in names if hints[name] is bool}
+    return no.union(f"--{dashed(name)}" for name in names)
 
 
 def shadow(config: type, defaults: Mapping[str, Any], notes: Mapping[str, str]) -> type:
@@ -41,7 +42,7 @@ def shadow(config: type, defaults: Mapping[str, Any], notes: Mapping[str, str]) 
         text = " ".join(filter(None, [docs.get(field.name), notes.get(field.name)]))
         if text:
             hint = Annotated[hint, tyro.conf.arg(help=text)]
-        if tyro.conf.Positional in getattr(hint, "__metadata__", ()):
+        if _positional(hint):
             hint = Annotated[hint, tyro.conf.arg(metavar=field.name.upper())]
         copy: Any
         if field.name in defaults:
@@ -83,6 +84,10 @@ def summary(config: type) -> str:
     text = inspect.cleandoc(config.__doc__ or "")
     generated = text.startswith(f"{config.__name__}(")
     return "" if generated else " ".join(text.partition("\n\n")[0].split())
+
+
+def _positional(hint: Any) -> bool:
+    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
 def dashed(name: str) -> str:

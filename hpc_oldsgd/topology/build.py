@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.topology.core import Floats, Ints, Round, Topology
-from hpc_oldsgd.topology.graphs import GRAPHS, canonical
+from hpc_oldsgd.topology.graphs import GRAPHS, canonical, lattice_sides
 
 NAMES = tuple(GRAPHS)
 WEIGHTS = ("auto", "uniform", "metropolis", "lazy")
@@ -48,7 +48,11 @@ def from_name(name: str, n: int, weights: str = "auto", **options: Any) -> Topol
             takes = f"takes {', '.join(allowed)}" if allowed else "takes no options"
             raise UserError(f"The topology {key} has no option {option!r}: it {takes}.")
     rounds = [_weighted(key, n, edges, weights) for edges in graph(n, **options)]
-    return Topology(name.strip() if colon else key, n, rounds)
+    if key in ("torus", "grid") and options:  # the name keeps the shape
+        key += ":{}x{}".format(*lattice_sides(key, n, **options))
+    elif colon:
+        key += f":{tail}"
+    return Topology(key, n, rounds)
 
 
 def from_networkx(G: Any, weights: str = "auto") -> Topology:

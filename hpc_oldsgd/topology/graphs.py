@@ -28,11 +28,11 @@ def ring(n: int) -> Edges:
 
 
 def torus(n: int, rows: int | None = None, cols: int | None = None) -> Edges:
-    return [_lattice(n, *_sides("torus", n, rows, cols), wrap=True)]
+    return [_lattice(n, *lattice_sides("torus", n, rows, cols), wrap=True)]
 
 
 def grid(n: int, rows: int | None = None, cols: int | None = None) -> Edges:
-    return [_lattice(n, *_sides("grid", n, rows, cols), wrap=False)]
+    return [_lattice(n, *lattice_sides("grid", n, rows, cols), wrap=False)]
 
 
 def complete(n: int) -> Edges:
@@ -156,7 +156,9 @@ def _lattice(n: int, rows: int, cols: int, wrap: bool) -> Ints:
     return canonical(n, i, j)
 
 
-def _sides(name: str, n: int, rows: int | None, cols: int | None) -> tuple[int, int]:
+def lattice_sides(
+    name: str, n: int, rows: int | None = None, cols: int | None = None
+) -> tuple[int, int]:
     """rows x cols, the missing ones filled in; near-square when both are."""
     for side in (rows, cols):
         if side is not None and side < 1:
