@@ -74,6 +74,10 @@ class Runner(ABC):
         self._schedule = self.algorithm.schedule(self)
         self._resume(None)
 
+    @abstractmethod
+    def step(self) -> bool:
+        """After the backward pass: hand the gradient over. False once the run has stopped."""
+
     def advance(self, g: Tensor) -> bool:
         """Hand the schedule a gradient at x. False once the run has stopped."""
         if self.finished:

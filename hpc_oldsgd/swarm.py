@@ -17,13 +17,19 @@ from .transport.stacked import StackedTransport
 
 
 class Plain(Runner):
-    """x with plain SGD on it, (d,) or (n, d): for problems that are a gradient and no model."""
+    """x with plain SGD on it, (d,) or (n, d): for problems that are a gradient and no model.
 
-    def __init__(
-        self, x: Tensor, algorithm: Algorithm, transport: Transport, alpha: float
-    ) -> None:
+    `advance(g)` takes the gradient directly; `step()` takes what was last put into `g`.
+    """
+
+    def __init__(self, x: Tensor, algorithm: Algorithm, transport: Transport, alpha: float) -> None:
         super().__init__(x, algorithm, transport)
         self._alpha = alpha
+        self.g: Tensor | None = None
+
+    def step(self) -> bool:
+        assert self.g is not None
+        return self.advance(self.g)
 
     @property
     def alpha(self) -> float:

@@ -68,6 +68,10 @@ class Reduction(ABC):
     """An average over all agents, on the way."""
 
     @abstractmethod
+    def done(self) -> bool:
+        """Whether `mean` would not wait."""
+
+    @abstractmethod
     def wait(self) -> None: ...
 
     @abstractmethod
@@ -105,6 +109,10 @@ class Transport(ABC):
 
     @abstractmethod
     def all_reduce(self, x: torch.Tensor, round: int) -> Reduction: ...
+
+    @abstractmethod
+    def snapshot_mean(self, x: torch.Tensor, round: int) -> Reduction:
+        """An average to look at, not part of the algorithm: never recorded or charged."""
 
     @abstractmethod
     def computed(self) -> None:

@@ -20,6 +20,7 @@ from .base import Flight, FlightRecord, Pending, Reduction, Transport, ring_chun
 from .mpi_requests import (  # the other file that says MPI
     PersistentRequests,
     StartedRequest,
+    Startup,
     abort_on_error,
     as_bytes,
     functions,
@@ -33,6 +34,7 @@ from .staging import Staging
 
 Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
+__all__ = ["MpiTransport", "Startup", "world"]
 LARGEST_MESSAGE_BYTES = 1 << 30
 TAG_RING = 30_000  # exchanges use the channel's number
 
@@ -99,6 +101,11 @@ class MpiTransport(Transport):
             self._rings.append(ring)
         reduction = MpiReduction(self, ring, x, round)
         self._open.append(reduction)
+        return reduction
+
+    def snapshot_mean(self, x: torch.Tensor, round: int) -> MpiReduction:
+        reduction = self.all_reduce(x, round)
+        reduction.kind = "evaluate"
         return reduction
 
     def computed(self) -> None:
@@ -297,8 +304,9 @@ class _InFlight:
             if hasattr(self, "_back"):
                 self._staging.before_reading(self._staging.fly(self._back, [], float).result()[1])
         end = time.perf_counter()
-        record = FlightRecord(self.kind, self.round, self.posted, completed, end - start)
-        self.transport.records.append(record)
+        if self.kind != "evaluate":
+            record = FlightRecord(self.kind, self.round, self.posted, completed, end - start)
+            self.transport.records.append(record)
         trace = self.transport.trace
         if trace is not None:
             trace.span(
@@ -448,6 +456,11 @@ class MpiReduction(_InFlight, Reduction):
         else:
             snapshot = x.detach().clone()
             self.launch(ring.started(), ring.staging, out=[(ring.total, snapshot)], back=[])
+
+    def done(self) -> bool:
+        if self.staged is not None:
+            return self.staged.done()
+        return self.job is not None and self.job.done
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
         self.wait()

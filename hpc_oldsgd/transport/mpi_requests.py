@@ -156,6 +156,7 @@ class Startup:
     """The steps before an agent exists; an error on one rank becomes everybody's error."""
 
     def __init__(self, comm: MPI.Comm) -> None:
+        abort_on_error(comm)
         self.comm = comm
         here = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.ranks_here = here.size

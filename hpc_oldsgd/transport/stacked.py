@@ -41,6 +41,13 @@ class StackedTransport(Transport):
         self._open.add(reduction)
         return reduction
 
+    def snapshot_mean(self, x: torch.Tensor, round: int) -> StackedReduction:
+        now = self.clock.t.copy()
+        reduction = StackedReduction(self, self._snapshot(x, x.dtype), round, now, now)
+        reduction._waited = True  # free: it stays out of the clock and the records
+        self._open.add(reduction)
+        return reduction
+
     def computed(self) -> None:
         self.clock.compute()
 
@@ -65,8 +72,7 @@ class StackedTransport(Transport):
             arrays = (*self.topology.csr(phase), self.topology.self_weights(phase))
             types = (np.int64, np.int64, np.float64, np.float64)
             self._graphs[phase] = tuple(
-                torch.from_numpy(np.array(a, dtype=t))
-                for a, t in zip(arrays, types, strict=True)
+                torch.from_numpy(np.array(a, dtype=t)) for a, t in zip(arrays, types, strict=True)
             )
         return self._graphs[phase]
 
@@ -156,6 +162,9 @@ class StackedFlight(_InFlight, Flight):
 
 class StackedReduction(_InFlight, Reduction):
     kind = "all_reduce"
+
+    def done(self) -> bool:
+        return True
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
         """Chunk k is summed from agent k on, around the ring, as the ring all-reduce does it."""

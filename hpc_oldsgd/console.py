@@ -1,0 +1,90 @@
+"""What a command line shows of a run: a bar on a terminal, plain lines elsewhere, a summary."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+LINES = 10  # where there is no terminal
+
+
+class Console:
+    """Silent unless `shown`: under MPI rank 0 alone speaks."""
+
+    def __init__(self, total: int, shown: bool = True, initial: int = 0) -> None:
+        self.shown = shown
+        self._total = total
+        self._terminal = sys.stderr.isatty()
+        self._bar = tqdm(
+            total=total,
+            initial=initial,
+            unit="it",
+            disable=not (shown and self._terminal),
+            dynamic_ncols=True,
+        )
+        self._last: dict[str, Any] = {}
+        self._start_s = time.perf_counter()
+        self._next_line = 0.0
+
+    def step(self, t: int) -> None:
+        self._bar.update(t - self._bar.n if self._bar.n is not None else 0)
+
+    def row(self, row: dict[str, Any]) -> None:
+        self._last = row
+        text = describe(row)
+        if not self.shown:
+            return
+        if self._terminal:
+            self._bar.set_postfix_str(text)
+        elif row["iteration"] >= self._next_line:
+            elapsed = time.perf_counter() - self._start_s
+            print(
+                f"[{elapsed:6.1f} s] iteration {row['iteration']}/{self._total}  {text}", flush=True
+            )
+            self._next_line = row["iteration"] + self._total / LINES
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+def describe(row: dict[str, Any]) -> str:
+    parts = [f"loss {row['train_loss']:.4f}"]
+    if "test_accuracy" in row:
+        parts.append(f"test accuracy {row['test_accuracy']:.2%}")
+    if "test_perplexity" in row:
+        parts.append(f"test perplexity {row['test_perplexity']:.1f}")
+    parts.append(f"consensus {row['consensus']:.2e}")
+    return "  ".join(parts)
+
+
+def summary_lines(summary: dict[str, Any], folder: Path) -> str:
+    """The closing table of a run."""
+    rows = [("run", summary["title"])]
+    if "test_accuracy" in summary:
+        rows.append(("test accuracy of the mean model", f"{summary['test_accuracy']:.2%}"))
+    if "test_perplexity" in summary:
+        rows.append(("test perplexity of the mean model", f"{summary['test_perplexity']:.2f}"))
+    rows.append(("training loss of the mean model", f"{summary['train_loss']:.4f}"))
+    rows.append(("consensus distance", f"{summary['consensus']:.3e}"))
+    unit = summary["time_unit"]
+    rows.append(("time", f"{summary['time']:.1f} {unit} for {summary['iteration']} iterations"))
+    rows.append(("step", f"{summary['step_s'] * 1e3:.2f} ms of wall time"))
+    if summary["hidden"] is None:
+        rows.append(("communication", "none"))
+    else:
+        scale, short = (1e3, "ms") if unit == "s" else (1.0, "units")
+        rows.append(
+            (
+                "transfer",
+                f"{summary['transfer'] * scale:.2f} {short} per message, "
+                f"{summary['exposed'] * scale:.2f} {short} of it waited for",
+            )
+        )
+        rows.append(("hidden", f"{summary['hidden']:.1%} of the communication"))
+    rows.append(("written to", str(folder)))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,149 @@
+"""The mean model, measured while the agents go on.
+
+At a boundary every agent's x starts on its way into an average; when it has arrived everywhere
+(agreed by vote, no stall) each rank measures its share of the samples, and the sums travel in
+the background as well. The row is written rounds later, under the round it belongs to.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .data import Samples, to_device
+from .flat import Flat
+from .schedule import Runner
+from .tasks import Task
+from .transport.base import Pending, Reduction
+
+SPLITS = ("train", "test")
+
+
+class MeanModel:
+    """A model of its own that takes the mean of all agents' x and is measured."""
+
+    def __init__(self, task: Task, like: nn.Module, buffers: Any, recalibrate: bool) -> None:
+        self.task = task
+        self.model = copy.deepcopy(like)
+        self.flat = Flat(self.model, buffers)
+        self.recalibrate = recalibrate
+
+    def load(self, xbar: Tensor) -> None:
+        with torch.no_grad():
+            self.flat.x.copy_(xbar)
+        if self.recalibrate:
+            self._recalibrate()
+
+    def _recalibrate(self) -> None:
+        """BatchNorm statistics of the mean model itself, over the fixed training sample."""
+        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        momenta = [m.momentum for m in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the plain average over all batches
+        device = self.flat.x.device
+        self.model.train()
+        with torch.no_grad():
+            for batch in self.task.train_sample(2000).batches(self.task.eval_batch):
+                self.task.loss(self.model, to_device(batch, device))
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+
+
+@dataclass
+class Row:
+    """One evaluation under way."""
+
+    r: int
+    t: int
+    time: float
+    reduction: Reduction
+    x: Tensor  # as it was, for the exact consensus distance
+    sums: Pending | None = None
+
+
+class Evaluator:
+    """Measures f(xbar), the test set and the exact consensus distance of every agent's x."""
+
+    def __init__(self, runner: Runner, mean: MeanModel, agents: list[int], samples: int) -> None:
+        self.runner, self.mean, self.task = runner, mean, mean.task
+        self.n = runner.transport.n
+        share = agents[0] if len(agents) < self.n else None
+        self.parts = [
+            _part(self.task.train_sample(samples), share, self.n),
+            _part(self.task.test_set(samples), share, self.n),
+        ]
+        self.row: Row | None = None
+        self.keys: list[str] = []
+        self.seconds = 0.0
+
+    @property
+    def idle(self) -> bool:
+        return self.row is None
+
+    @property
+    def arrived(self) -> bool:
+        return self.row is not None and self.row.reduction.done()
+
+    def start(self) -> None:
+        runner = self.runner
+        reduction = runner.transport.snapshot_mean(runner.x, runner.r)
+        self.row = Row(runner.r, runner.t, runner.transport.now(), reduction, runner.x.clone())
+
+    def measure(self) -> None:
+        """The mean is here: measure this rank's share, and send the sums on."""
+        assert self.row is not None
+        start = time.perf_counter()
+        row, x = self.row, self.row.x
+        xbar = row.reduction.mean(torch.empty_like(x))
+        distance = float((x.double() - xbar.double()).square().sum())
+        self.mean.load(xbar if xbar.ndim == 1 else xbar[0])
+        numbers: dict[str, float] = {}
+        for split, (samples, weight) in zip(SPLITS, self.parts, strict=True):
+            measured = self.task.evaluate(self.mean.model, samples)
+            for key, value in measured.items():
+                name = f"{split}_{key.removeprefix('train_')}"
+                numbers[name] = value * weight
+            numbers[f"{split}_weight"] = weight
+        self.keys = sorted(numbers)
+        values = np.array([distance, *(numbers[k] for k in self.keys)])
+        row.sums = self.runner.transport.reduce(values, "sum")
+        self.seconds += time.perf_counter() - start
+
+    def finish(self) -> dict[str, Any]:
+        """The numbers, on every rank alike."""
+        assert self.row is not None and self.row.sums is not None
+        distance, *sums = self.row.sums.result()
+        numbers = dict(zip(self.keys, sums, strict=True))
+        result: dict[str, Any] = {"round": self.row.r, "iteration": self.row.t}
+        result["time"] = self.row.time
+        for split in SPLITS:
+            weight = numbers.pop(f"{split}_weight")
+            for key in [k for k in numbers if k.startswith(f"{split}_")]:
+                result[key] = float(numbers[key] / weight)
+            if f"{split}_perplexity" in result:  # not a mean over samples
+                result[f"{split}_perplexity"] = _exp(result[f"{split}_loss"])
+        result["consensus"] = float(distance) / self.n
+        self.row = None
+        return result
+
+
+def _part(samples: Samples, share: int | None, n: int) -> tuple[Samples, float]:
+    """A rank's share of the samples and its weight; all of them where all agents are here."""
+    if share is None:
+        return samples, float(len(samples))
+    if share < len(samples):
+        part = Samples(tuple(a[share::n] for a in samples.rows), samples.collate)
+        return part, float(len(part))
+    return Samples(tuple(a[:1] for a in samples.rows), samples.collate), 0.0
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf

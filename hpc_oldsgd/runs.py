@@ -1,0 +1,96 @@
+"""What `train` and `simulate` share: reading the options, the run's folder, its summary."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+from pathlib import Path
+from typing import Any, TypeVar
+
+from . import algorithms, cli, tasks
+from . import topology as topologies
+from .algorithms import Algorithm
+from .config import RunOptions
+from .errors import UserError
+from .metrics import RunFolder, environment
+from .tasks import Task
+from .topology import Topology
+
+O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
+
+
+def read_options(kind: type[O], prog: str) -> tuple[O, Algorithm, Task]:
+    config, chosen = cli.parse_staged(
+        kind,
+        {"algorithm": algorithms.registry(), "task": tasks.registry()},
+        prog=prog,
+    )
+    return config, chosen["algorithm"], chosen["task"]
+
+
+def make_topology(config: RunOptions, n: int) -> Topology:
+    """By name, or from a file where the name is one."""
+    path = Path(config.topology)
+    if path.suffix and path.is_file():
+        topology = topologies.from_file(path)
+        if topology.n != n:
+            raise UserError(f"{path} is a graph of {topology.n} agents, not {n}")
+        return topology
+    return topologies.from_name(config.topology, n, weights=config.weights)
+
+
+def describe_topology(topology: Topology) -> dict[str, Any]:
+    return {"name": topology.name, "lambda_2": topology.lambda_2, "p": topology.p}
+
+
+def folder_for(config: RunOptions, n: int) -> Path:
+    if config.out is not None:
+        return config.out
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{config.task}-{config.algorithm}-{config.topology.replace('/', '_')}-n{n}"
+    path = Path("runs") / name
+    k = 2
+    while path.exists():
+        path = Path("runs") / f"{name}-{k}"
+        k += 1
+    return path
+
+
+def write_config(
+    folder: RunFolder, config: RunOptions, algorithm: Algorithm, task: Task, **more: Any
+) -> None:
+    folder.write(
+        "config.json",
+        {
+            "options": dataclasses.asdict(config),
+            "algorithm": {"name": algorithm.name, **algorithm.options()},
+            "task": {"name": task.name, **dataclasses.asdict(task)},
+            **more,
+            "environment": environment(),
+        },
+    )
+
+
+def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str) -> dict[str, Any]:
+    """The last row, with what only the whole run tells."""
+    last = dict(rows[-1])
+    last.pop("agent_loss", None)
+    name, direction = task.primary
+    values = [row[name] for row in rows if row.get(name) is not None]
+    best = (max if direction == "max" else min)(values) if values else math.nan
+    waited = [row for row in rows if row["hidden"] is not None and row["transfer"] > 0]
+    transfer = sum(row["transfer"] for row in waited)
+    exposed = sum(row["exposed"] for row in waited)
+    steps = sorted(row["step_s"] for row in rows[1:] or rows)
+    return {
+        "title": title,
+        **last,
+        "primary": name,
+        "best": best,
+        "transfer": transfer / len(waited) if waited else 0.0,
+        "exposed": exposed / len(waited) if waited else 0.0,
+        "hidden": 1 - exposed / transfer if waited else None,
+        "step_s": steps[len(steps) // 2],
+        "time_unit": time_unit,
+    }
