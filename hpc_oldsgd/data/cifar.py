@@ -18,9 +18,7 @@ from .partition import Ints
 from .shard import Rows
 
 FOLDER = "cifar-10-batches-py"
-LABELS = (
-    "airplane automobile bird cat deer dog frog horse ship truck".split()  # noqa: SIM905
-)
+LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def published(split: Literal["train", "test"]) -> dict[str, str]:

@@ -49,6 +49,8 @@ class Task(ABC):
     name: ClassVar[str] = ""
     primary: ClassVar[tuple[str, Literal["max", "min"]]] = ("test_accuracy", "max")
     """The number a run is judged by, and whether more or less of it is better."""
+    label_names: ClassVar[tuple[str, ...]] = ()
+    """What the labels 0, 1, ... are called, for tables and plots; their numbers if empty."""
     eval_batch: ClassVar[int] = 250
     """Samples per forward pass when a model is measured."""
 
@@ -104,6 +106,10 @@ class Task(ABC):
         """One label per training sample."""
         return self._source("train").labels
 
+    def count(self, split: Split = "train") -> int:
+        """Number of samples; reads no more than the labels."""
+        return len(self._source(split).labels)
+
     def shard(self, i: int, n: int, partition: str | Partition = "iid", seed: int = 0) -> Shard:
         """Agent i's part of n, the same whichever rank asks."""
         if not 0 <= i < n:
@@ -125,10 +131,9 @@ class Task(ABC):
     ) -> dict[str, float]:
         """`measure` in eval mode without gradients, e.g. test_loss and test_accuracy.
 
-        Names start with test_ for the test set and train_ for the training set or samples that you
-        hold. The model's mode is put back, and no random number is drawn.
+        Names start with test_ or train_, and with nothing for samples that the caller holds. The
+        model's modes are put back, and no random number is drawn.
         """
-        prefix = "test" if on == "test" else "train"
         samples = on if isinstance(on, Samples) else self._samples(on, limit)
         device = next(model.parameters()).device
         modes = {module: module.training for module in model.modules()}
@@ -140,7 +145,8 @@ class Task(ABC):
         finally:
             for module, training in modes.items():
                 module.training = training
-        return {f"{prefix}_{key}": value for key, value in numbers.items()}
+        prefix = "" if isinstance(on, Samples) else f"{on}_"
+        return {prefix + key: value for key, value in numbers.items()}
 
     def _samples(self, split: Split, size: int | None) -> Samples:
         """Kept, so that repeated measuring reads no file; the last size asked for of each split."""

@@ -32,6 +32,7 @@ class Cifar10(OnDisk):
     """Random crops (4 pixels of padding) and mirrored images."""
 
     data_name = "CIFAR-10"
+    label_names = cifar.LABELS
     checksums: ClassVar[Mapping[Split, Mapping[str, str]] | None] = None
     """File -> MD5 of files that are not the published ones; only code can set this."""
 
