@@ -1,1 +1,51 @@
 """Overlapping Local Decentralized SGD: the public API."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .errors import Diverged, NeighbourTimeout, UserError
+
+if TYPE_CHECKING:
+    from . import algorithms, simulate, tasks, theory, topology
+    from .agent import Agent
+    from .algorithms import OLDSGD
+    from .ops import fused_mix, fused_mix_delta
+    from .topology import Topology
+
+# Loaded on first use: a command that only prints help need not import torch.
+_WHERE = {
+    "Agent": ".agent",
+    "OLDSGD": ".algorithms",
+    "Topology": ".topology",
+    "fused_mix": ".ops",
+    "fused_mix_delta": ".ops",
+}
+_MODULES = ("algorithms", "simulate", "tasks", "theory", "topology")
+
+__all__ = [
+    "OLDSGD",
+    "Agent",
+    "Diverged",
+    "NeighbourTimeout",
+    "Topology",
+    "UserError",
+    "algorithms",
+    "fused_mix",
+    "fused_mix_delta",
+    "simulate",
+    "tasks",
+    "theory",
+    "topology",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name], __name__), name)
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -115,17 +114,6 @@ class Agent(Runner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         super().load_state_dict(state)
-
-    def __enter__(self) -> Agent:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, tb)
 
     def _check_optimizer(self) -> None:
         known = {id(p) for group in self.optimizer.param_groups for p in group["params"]}

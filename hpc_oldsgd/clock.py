@@ -9,6 +9,7 @@ in which a schedule computes, posts and waits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +102,7 @@ class Clock:
             return np.full(len(source), float(self._c))
         return self._c[source, target]
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> dict[str, Any]:
         return {
             "t": self.t.tolist(),
             "card_free": self.card_free.tolist(),
@@ -109,7 +110,7 @@ class Clock:
             "random": self._random.bit_generator.state,
         }
 
-    def load_state_dict(self, state: dict[str, object]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.t = np.asarray(state["t"], dtype=float)
         self.card_free = np.asarray(state["card_free"], dtype=float)
         self.waited = np.asarray(state["waited"], dtype=float)

@@ -72,7 +72,7 @@ class Row:
 class Evaluator:
     """Measures f(xbar), the test set and the exact consensus distance of every agent's x."""
 
-    def __init__(self, runner: Runner, mean: MeanModel, agents: list[int], samples: int) -> None:
+    def __init__(self, runner: Runner, mean: MeanModel, agents: list[int], samples: int | None) -> None:
         self.runner, self.mean, self.task = runner, mean, mean.task
         self.n = runner.transport.n
         share = agents[0] if len(agents) < self.n else None
@@ -115,7 +115,10 @@ class Evaluator:
         self.keys = sorted(numbers)
         values = np.array([distance, *(numbers[k] for k in self.keys)])
         row.sums = self.runner.transport.reduce(values, "sum")
-        self.seconds += time.perf_counter() - start
+        end = time.perf_counter()
+        self.seconds += end - start
+        if self.runner.trace is not None:
+            self.runner.trace.span("evaluate", "measure", start, end, round=row.r)
 
     def finish(self) -> dict[str, Any]:
         """The numbers, on every rank alike."""

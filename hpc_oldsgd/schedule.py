@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from .trace import Trace
 from .transport.base import Flight, Reduction, Transport
@@ -85,7 +86,8 @@ class Runner(ABC):
         self.t += 1
         self.transport.computed()
         if self.trace is not None:
-            self.trace.span("compute", "gradient", self._gradient_start, self.trace.now(), t=self.t)
+            start, end = self._gradient_start, self.trace.now()
+            self.trace.span("compute", "gradient", start, end, t=self.t, round=self.r)
         self._resume(g)
         return not self.finished
 
@@ -101,7 +103,7 @@ class Runner(ABC):
             self._schedule = None
         self.transport.close()
 
-    def __enter__(self) -> Runner:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -6,6 +6,7 @@ caller may change x at once. The `Flight` it returns is always waited, at shutdo
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -141,4 +142,4 @@ def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:
     bounds = [0]
     for k in range(n):
         bounds.append(bounds[-1] + small + (k < longer))
-    return list(zip(bounds, bounds[1:], strict=False))
+    return list(itertools.pairwise(bounds))

@@ -105,7 +105,8 @@ class MpiTransport(Transport):
 
     def snapshot_mean(self, x: torch.Tensor, round: int) -> MpiReduction:
         reduction = self.all_reduce(x, round)
-        reduction.kind = "evaluate"
+        reduction.kind = reduction.track = "evaluate"
+        reduction.lane += 1  # lane 0 is the measuring
         return reduction
 
     def computed(self) -> None:
@@ -251,6 +252,7 @@ class _InFlight:
     """What an exchange and a reduction share: a job under way, or a staged one, and its times."""
 
     kind = "exchange"
+    track = "flight"
 
     def __init__(self, transport: MpiTransport, round: int, lane: int) -> None:
         self.transport = transport
@@ -310,9 +312,10 @@ class _InFlight:
         trace = self.transport.trace
         if trace is not None:
             trace.span(
-                "flight", self.kind, self.posted, completed, round=self.round, lane=self.lane
+                self.track, self.kind, self.posted, completed, round=self.round, lane=self.lane
             )
-            trace.span("wait", self.kind, start, end, round=self.round)
+            if self.kind != "evaluate":
+                trace.span("wait", self.kind, start, end, round=self.round)
 
     def _end(self) -> None:
         self.transport._open.remove(self)
@@ -400,6 +403,7 @@ class Ring:
 
     def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
         t = self.transport = transport
+        self.number = number
         self.busy = False
         self._model = (x.shape, x.dtype, x.device)
         self.staging = t.staging_for(x.device)
@@ -445,9 +449,10 @@ class Ring:
 
 class MpiReduction(_InFlight, Reduction):
     kind = "all_reduce"
+    track = "reduce"
 
     def __init__(self, transport: MpiTransport, ring: Ring, x: torch.Tensor, round: int) -> None:
-        super().__init__(transport, round, lane=9)
+        super().__init__(transport, round, lane=ring.number)
         self.ring = ring
         ring.busy = True
         if ring.staging is None:
@@ -464,8 +469,11 @@ class MpiReduction(_InFlight, Reduction):
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
         self.wait()
+        start = time.perf_counter()
         out.copy_(self.ring.total.div_(self.transport.n))
         self._end()
+        if self.transport.trace is not None and self.kind != "evaluate":
+            self.transport.trace.span("mix", "mean", start, time.perf_counter(), round=self.round)
         return out
 
     def waits_for(self) -> str:

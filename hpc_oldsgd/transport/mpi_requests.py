@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -16,6 +17,7 @@ from mpi4py import MPI
 from ..errors import UserError
 
 T = TypeVar("T")
+TAG_CLOCK = 29_999
 
 
 class PersistentRequests:
@@ -126,6 +128,30 @@ def abort_on_error(comm: MPI.Comm) -> None:
     sys.excepthook = hook
 
 
+def clock_offset(comm: MPI.Comm, tries: int = 16) -> float:
+    """Rank 0's time.perf_counter minus ours, from the quickest of a few echoes. Collective.
+
+    Exactly 0 between ranks of one machine: they share its monotonic clock.
+    """
+    hosts = gather_text(comm, MPI.Get_processor_name())
+    clock, best = np.zeros(1), (np.inf, 0.0)
+    for j in range(1, comm.size):
+        if hosts[j] == hosts[0] or comm.rank not in (0, j):
+            continue
+        for _ in range(tries):
+            if comm.rank == 0:
+                comm.Recv(clock, j, TAG_CLOCK)
+                clock[0] = time.perf_counter()
+                comm.Send(clock, j, TAG_CLOCK)
+            else:
+                left = time.perf_counter()
+                comm.Send(clock, 0, TAG_CLOCK)
+                comm.Recv(clock, 0, TAG_CLOCK)
+                back = time.perf_counter()
+                best = min(best, (back - left, clock[0] - (left + back) / 2))
+    return float(best[1])
+
+
 def agree(comm: MPI.Comm, yes: bool) -> bool:
     """True if every rank says yes."""
     flag = np.array([yes], dtype=np.int32)
@@ -175,6 +201,9 @@ class Startup:
             where = "" if len(bad) == len(problems) or bad[0] == 0 else f"rank {bad[0]}: "
             raise UserError(where + problems[bad[0]])
         return result  # type: ignore[return-value]
+
+    def clock_offset(self) -> float:
+        return clock_offset(self.comm)
 
     def same_text(self, text: str) -> str:
         """Rank 0's."""

@@ -127,7 +127,7 @@ class _InFlight:
         )
 
     def _end(self) -> None:
-        self._transport._open.discard(self)  # type: ignore[arg-type]
+        self._transport._open.discard(self)
         self._transport._spare.append(self._Y)
 
 
