@@ -72,7 +72,9 @@ class Row:
 class Evaluator:
     """Measures f(xbar), the test set and the exact consensus distance of every agent's x."""
 
-    def __init__(self, runner: Runner, mean: MeanModel, agents: list[int], samples: int | None) -> None:
+    def __init__(
+        self, runner: Runner, mean: MeanModel, agents: list[int], samples: int | None
+    ) -> None:
         self.runner, self.mean, self.task = runner, mean, mean.task
         self.n = runner.transport.n
         share = agents[0] if len(agents) < self.n else None
