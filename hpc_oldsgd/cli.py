@@ -147,11 +147,11 @@ def parse_staged(
 
     types: dict[str, type] = {"base": base}
     types |= {key: choices[key][name] for key, name in chosen.items()}
-    owner: dict[str, type] = {}
-    for config in types.values():
+    owner: dict[str, str] = {}
+    for key, config in types.items():
         for field in options(config):
-            if owner.setdefault(field.name, config) is not config:
-                raise TypeError(f"{field.name} is in both {owner[field.name]} and {config}")
+            if owner.setdefault(field.name, key) != key:
+                raise TypeError(f"{field.name} is in both {owner[field.name]} and {key}")
 
     notes = {key: f"One of {', '.join(known)}." for key, known in choices.items()}
     groups: list[Any] = [("base", Annotated[shadow(base, defaults, notes), tyro.conf.arg(name="")])]

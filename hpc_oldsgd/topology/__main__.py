@@ -95,9 +95,10 @@ def _each(counts: list[int]) -> str:
     return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
 
 
-cli.run(
-    main,
-    Options,
-    prog="hpc_oldsgd.topology",
-    description=f"Print degree, lambda_2, p and edges of a graph of agents: {', '.join(NAMES)}.",
-)
+if __name__ == "__main__":
+    cli.run(
+        main,
+        Options,
+        prog="hpc_oldsgd.topology",
+        description=f"Print degree, lambda_2, p and edges of a graph of agents: {', '.join(NAMES)}.",
+    )

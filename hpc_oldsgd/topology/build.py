@@ -246,13 +246,13 @@ def _from_edge_rows(path: Path, rows: Floats, n: int | None, weights: str) -> To
     edges = canonical(n, i, j)
     if rows.shape[1] == 2:
         return Topology(str(path), n, [_weighted(str(path), n, edges, weights)])
+    if not (np.isfinite(rows[:, 2]).all() and (rows[:, 2] > 0).all()):
+        raise UserError(f"The weights in {path} must be positive and finite.")
     keys, at = np.unique(np.minimum(i, j) * n + np.maximum(i, j), return_inverse=True)
     w = np.zeros(len(keys))
     w[at] = rows[:, 2]
     if (w[at] != rows[:, 2]).any():
         raise UserError(f"{path} gives one edge two different weights.")
-    if not (np.isfinite(w).all() and (w > 0).all()):
-        raise UserError(f"The weights in {path} must be positive and finite.")
     own = 1.0 - np.bincount(edges.ravel(), weights=np.repeat(w, 2), minlength=n)
     if own.min() < -TOLERANCE:
         k = int(own.argmin())
