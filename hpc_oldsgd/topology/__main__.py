@@ -100,5 +100,5 @@ if __name__ == "__main__":
         main,
         Options,
         prog="hpc_oldsgd.topology",
-        description=f"Print degree, lambda_2, p and edges of a graph of agents: {', '.join(NAMES)}.",
+        description=f"Degree, lambda_2, p and edges of a graph of agents: {', '.join(NAMES)}.",
     )
