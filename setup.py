@@ -1,7 +1,8 @@
 """Builds hpc_oldsgd._native with CMake. Without a compiler the package installs all the same.
 
-HPC_OLDSGD_CUDA=0|1 forces CUDA off or on (default: on where nvcc is found), HPC_OLDSGD_CUDA_ARCHS="80;90"
-chooses the architectures, HPC_OLDSGD_REQUIRE_NATIVE=1 turns a failed build into an error.
+HPC_OLDSGD_CUDA=0|1            CUDA off or on; by default on where nvcc is found
+HPC_OLDSGD_CUDA_ARCHS="80;90"  the architectures; the last one also as PTX for newer ones
+HPC_OLDSGD_REQUIRE_NATIVE=1    a failed build is an error
 """
 
 import os
@@ -20,9 +21,14 @@ def tool(name: str) -> str:
     return shutil.which(name, path=path) or ""
 
 
+def say(message: str) -> None:
+    print(f"hpc_oldsgd: {message}", file=sys.stderr)
+
+
 class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         cuda = {"0": "OFF", "1": "ON"}.get(os.environ.get("HPC_OLDSGD_CUDA", ""), "AUTO")
+        required = cuda == "ON" or os.environ.get("HPC_OLDSGD_REQUIRE_NATIVE") == "1"
         try:
             try:
                 self.cmake(ext, cuda)
@@ -30,13 +36,13 @@ class CMakeBuild(build_ext):
                 if cuda != "AUTO":
                     raise
                 self.cmake(ext, "OFF")  # an nvcc that does not work must not cost the CPU code
+                say("nvcc did not work, so the extension was built without CUDA.")
         except (OSError, ImportError, subprocess.CalledProcessError) as error:
-            if cuda == "ON" or os.environ.get("HPC_OLDSGD_REQUIRE_NATIVE") == "1":
+            if required:
                 raise
-            print(
-                f"hpc_oldsgd: the native extension was not built ({error}). The package works without "
-                "it, mixing with plain torch; install a C++17 compiler and reinstall for full speed.",
-                file=sys.stderr,
+            say(
+                f"the native extension was not built ({error}). The package works without it, "
+                "mixing with plain torch; for full speed install a C++17 compiler and reinstall."
             )
 
     def cmake(self, ext: Extension, cuda: str) -> None:

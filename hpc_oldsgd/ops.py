@@ -120,23 +120,23 @@ def _run(
 
 def _run_cuda(x: Tensor, args: tuple[Any, ...], flags: tuple[Any, ...]) -> None:
     """One launch on the caller's stream; nothing here waits for the device."""
-    form, model, wire, n, a_x, a_y, a_nbr, weights, *rest = args
+    addresses, weights = args[6], args[7]
+    table = scratch = None
     with torch.cuda.device(x.device):
-        table = scratch = None
-        if len(a_nbr) > _native.MAX_FIXED_DEGREE:
-            words = torch.tensor(a_nbr + [0] * len(weights), dtype=torch.int64, pin_memory=True)
-            words[len(a_nbr) :].view(torch.float64).copy_(
-                torch.tensor(weights, dtype=torch.float64)
-            )
-            table = words.to(x.device, non_blocking=True)
+        if len(addresses) > _native.MAX_FIXED_DEGREE:
+            pinned = _address_table(addresses, weights).pin_memory()
+            table = pinned.to(x.device, non_blocking=True)
         if flags[2]:
             scratch = torch.zeros(_native.CUDA_SCRATCH, dtype=torch.float64, device=x.device)
         stream = torch.cuda.current_stream(x.device).cuda_stream
-        _native.mix_cuda(
-            *(form, model, wire, n, a_x, a_y, a_nbr, weights, *rest, *flags, stream),
-            0 if table is None else table.data_ptr(),
-            0 if scratch is None else scratch.data_ptr(),
-        )
+        extra = (0 if t is None else t.data_ptr() for t in (table, scratch))
+        _native.mix_cuda(*args, *flags, stream, *extra)
+
+
+def _address_table(addresses: Sequence[int], weights: Sequence[float]) -> Tensor:
+    """Neighbours past the fixed degree, as mix.h wants them: addresses, then weights as doubles."""
+    doubles = torch.tensor(weights, dtype=torch.float64)
+    return torch.cat([torch.tensor(addresses, dtype=torch.int64), doubles.view(torch.int64)])
 
 
 # The ops as torch sees them: traced by torch.compile and torch.export, faked without data.
