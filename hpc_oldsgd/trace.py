@@ -8,50 +8,63 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 TRACKS = ("compute", "wait", "mix", "flight", "reduce", "checkpoint", "evaluate")
-# Flights overlap each other (K-GT sends x early and z late), so a lane per channel.
+# Flights overlap each other (K-GT sends x early and z late), so a track has lanes.
+LANES = 10
 
 
 class Trace:
     """Collects spans of one rank in memory; `write` turns them into trace events."""
 
-    def __init__(self, rank: int = 0, start_s: float | None = None) -> None:
+    def __init__(self, rank: int = 0) -> None:
         self.rank = rank
-        # Wall time at perf_counter 0, so that ranks of one machine line up.
-        self._epoch_s = time.time() - time.perf_counter() if start_s is None else start_s
         self.events: list[dict[str, Any]] = []
+        self._marks: list[tuple[float, float]] = []
 
     @staticmethod
     def now() -> float:
         return time.perf_counter()
 
+    def align(self, offset_s: float) -> None:
+        """Rank 0's clock minus ours, as it is now. Clocks drift, so a run measures it twice."""
+        self._marks.append((self.now(), offset_s))
+
     def span(self, track: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
-        lane = TRACKS.index(track) * 10 + int(args.pop("lane", 0))
+        lane = TRACKS.index(track) * LANES + min(int(args.pop("lane", 0)), LANES - 1)
         event = {
             "name": name,
             "cat": track,
             "ph": "X",
             "pid": self.rank,
             "tid": lane,
-            "ts": round((start_s + self._epoch_s) * 1e6, 1),
+            "ts": start_s,  # in microseconds of rank 0's clock once written
             "dur": round((end_s - start_s) * 1e6, 1),
             "args": args,
         }
         self.events.append(event)
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps({"traceEvents": self._names() + self.events}))
+        starts = np.array([event["ts"] for event in self.events])
+        if self._marks:
+            starts = starts + np.interp(starts, *zip(*self._marks, strict=True))
+        placed = [
+            {**event, "ts": round(start * 1e6, 1)}
+            for event, start in zip(self.events, starts.tolist(), strict=True)
+        ]
+        path.write_text(json.dumps({"traceEvents": self._names() + placed}))
 
     def _names(self) -> list[dict[str, Any]]:
         named: list[dict[str, Any]] = [
             {"ph": "M", "pid": self.rank, "name": "process_name",
              "args": {"name": f"rank {self.rank}"}}
         ]  # fmt: skip
-        for lane in sorted({e["tid"] for e in self.events}):
-            label = TRACKS[lane // 10] + (f" {lane % 10}" if lane % 10 else "")
+        for tid in sorted({e["tid"] for e in self.events}):
+            track, lane = divmod(tid, LANES)
             named.append(
-                {"ph": "M", "pid": self.rank, "tid": lane, "name": "thread_name",
-                 "args": {"name": label}}
+                {"ph": "M", "pid": self.rank, "tid": tid, "name": "thread_name",
+                 "args": {"name": TRACKS[track] + (f" {lane}" if lane else "")}}
             )  # fmt: skip
         return named
 
@@ -63,4 +76,6 @@ def merge(paths: Iterable[Path], out: Path) -> None:
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - start, 1)
-    out.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    temporary = out.with_name(f".{out.name}")
+    temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    temporary.replace(out)

@@ -50,6 +50,8 @@ def run(config: TrainOptions, algorithm: runs.Algorithm, task: runs.Task) -> Non
     alpha = config.alpha or task.default_alpha
     optimizer = config.make_optimizer(model, alpha)
     trace = Trace(rank) if config.trace else None
+    if trace is not None:
+        trace.align(startup.clock_offset())
     agent = startup.check(
         lambda: Agent(
             model,
@@ -95,6 +97,7 @@ def run(config: TrainOptions, algorithm: runs.Algorithm, task: runs.Task) -> Non
     agent.finish()
     console.close()
     if trace is not None:
+        trace.align(startup.clock_offset())
         write_trace(trace, path, comm)
     if folder is not None:
         summary = runs.summarise(rows, task, title, "s")
@@ -128,7 +131,7 @@ def write_trace(trace: Trace, path: Path, comm: object) -> None:
     trace.write(part)
     comm.Barrier()  # type: ignore[attr-defined]
     if trace.rank == 0:
-        parts = sorted(path.glob(".trace.*.json"))
+        parts = [path / f".trace.{j}.json" for j in range(comm.size)]  # type: ignore[attr-defined]
         merge(parts, path / "trace.json")
         for file in parts:
             file.unlink()

@@ -1,0 +1,1 @@
+"""Figures of runs. Reads run folders only: no training code, no torch."""

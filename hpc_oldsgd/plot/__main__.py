@@ -1,0 +1,101 @@
+"""python -m hpc_oldsgd.plot RUN...: figures of one run, or of several over each other."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from hpc_oldsgd import cli
+from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.plot import curves, folders, labels, timeline
+from hpc_oldsgd.plot.folders import Run
+
+PROG = "hpc_oldsgd.plot"
+
+
+@dataclass(frozen=True)
+class Options:
+    """Draw runs: loss, test metric and consensus against iterations and time, and a timeline."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs; they may still be going."""
+    out: Path | None = None
+    """Folder for the figures; without it plots/ in the run's folder, or here for several runs."""
+    format: tuple[Literal["png", "svg", "pdf"], ...] = ("png", "svg")
+    """File types."""
+    x: tuple[curves.X, ...] = ("iteration", "time")
+    """Horizontal axes of the curves; time is wall time, or simulated time of simulated runs."""
+    smooth: bool = False
+    """Draw a running mean over the measured values."""
+    rounds: str | None = None
+    """Rounds of the timeline as FROM:TO, TO not included; three typical ones without it."""
+    ranks: tuple[int, ...] = ()
+    """Ranks of the timeline; the first four without it."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise UserError("Name the folder of a run.")
+        if not self.format or not self.x:
+            raise UserError("--format and --x take at least one value.")
+        self.window()
+
+    def window(self) -> tuple[int, int] | None:
+        if self.rounds is None:
+            return None
+        match = re.fullmatch(r"(\d+):(\d+)", self.rounds)
+        if not match or int(match[1]) >= int(match[2]):
+            raise UserError(f"--rounds takes FROM:TO, as in 10:13, not {self.rounds}.")
+        return int(match[1]), int(match[2])
+
+
+def main(options: Options) -> None:
+    runs = folders.read(options.runs)
+    labels.set_labels(runs)
+    for run in runs:
+        if not run.rows:
+            print(f"{PROG}: {run.path} has no row of metrics yet")
+        elif not run.ended:
+            end = run.config.get("iterations", "?")
+            print(f"{PROG}: {run.path} has no end yet: iteration {run.rows[-1]['iteration']}/{end}")
+    out = options.out or (Path() if len(options.runs) > 1 else options.runs[0]) / "plots"
+    written = draw_curves([run for run in runs if run.rows], options, out)
+    written += draw_timeline(runs, options, out)
+    if not written:
+        raise UserError("There is nothing to draw yet: no run has a row of metrics or a trace.")
+    for path in written:
+        print(path)
+
+
+def draw_curves(runs: list[Run], options: Options, out: Path) -> list[Path]:
+    """Wall time and simulated time are never on one axis."""
+    written = []
+    for x in dict.fromkeys(options.x):
+        groups: list[tuple[str, list[Run]]] = [("iteration", runs)]
+        if x == "time":
+            groups = [(c, [run for run in runs if run.clock == c]) for c in ("wall", "simulated")]
+        for name, group in groups:
+            if group:
+                title, stem = labels.title(group), out / f"curves-{name}"
+                written += curves.save(group, x, stem, options.format, title, options.smooth)
+    return written
+
+
+def draw_timeline(runs: list[Run], options: Options, out: Path) -> list[Path]:
+    traced = [run for run in runs if run.trace is not None]
+    if not traced and (options.rounds or options.ranks):
+        raise UserError("--rounds and --ranks need a trace: train with --trace writes one.")
+    without = dict.fromkeys(str(run.path) for run in runs if run.trace is None)
+    if without:
+        print(f"{PROG}: no timeline of {', '.join(without)}: train with --trace writes one")
+    if not traced:
+        return []
+    found = [timeline.read(run, options.window(), options.ranks) for run in traced]
+    return timeline.save(found, out / "timeline", options.format)
+
+
+if __name__ == "__main__":
+    cli.run(main, Options, prog=PROG)

@@ -1,0 +1,129 @@
+"""Loss, test metric and consensus distance of runs, against iterations or time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from . import style
+from .folders import Run
+
+X = Literal["iteration", "time"]
+LEGEND_ROW = 0.17  # inches
+MARKED = 30  # up to as many rows, each shows as a dot
+
+
+@dataclass(frozen=True)
+class Panel:
+    key: str
+    title: str
+    factor: float = 1.0
+
+
+def save(
+    runs: Sequence[Run], x: X, stem: Path, formats: Sequence[str], title: str, smooth: bool = False
+) -> list[Path]:
+    """One panel per quantity. With x = "time" all runs must be of one clock."""
+    assert x != "time" or len({run.clock for run in runs}) == 1
+    panels = choose_panels(runs)
+    columns = min(len(panels), 3)
+    rows = math.ceil(len(panels) / columns)
+    widest = max(len(run.label) for run in runs)
+    per_row = min(len(runs), max(1, int(105 / (widest + 8))))
+    legend = LEGEND_ROW * math.ceil(len(runs) / per_row) if len(runs) > 1 else 0
+    with style.figure(stem, formats, height=2.35 * rows + 0.3 + legend) as figure:
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        scale, x_label = x_axis(runs, x)
+        for axis, panel in zip(axes, panels, strict=False):
+            draw(axis, panel, runs, x, scale, smooth)
+            axis.set_xlabel(x_label)
+        for axis in axes[len(panels) :]:
+            axis.set_axis_off()
+        figure.suptitle(title, fontsize=9)
+        if len(runs) > 1:
+            handles = [axes[0].plot([], [], label=r.label, **style.line(k))[0]
+                       for k, r in enumerate(runs)]  # fmt: skip
+            figure.legend(handles=handles, loc="outside lower center", ncols=per_row)
+    return style.files(stem, formats)
+
+
+def choose_panels(runs: Sequence[Run]) -> list[Panel]:
+    """f(xbar), what the task is judged by on test data, and how far the agents are apart."""
+    known = [
+        Panel("test_accuracy", "test accuracy of the mean model (%)", 100.0),
+        Panel("test_perplexity", "test perplexity of the mean model"),
+    ]
+    test = [panel for panel in known if any(run.has(panel.key) for run in runs)]
+    return [
+        Panel("train_loss", r"training loss of the mean model, $f(\bar{x})$"),
+        *(test or [Panel("test_loss", "test loss of the mean model")]),
+        Panel("consensus", "consensus distance"),
+    ]
+
+
+def x_axis(runs: Sequence[Run], x: X) -> tuple[float, str]:
+    """What a value is divided by, and the label."""
+    if x == "iteration":
+        return 1.0, "iteration (gradients per agent)"
+    if runs[0].clock == "simulated":
+        return 1.0, "simulated time (1 = one gradient)"
+    longest = max((row["time"] for run in runs for row in run.rows), default=0.0)
+    for limit, seconds, unit in ((300, 1, "s"), (3 * 3600, 60, "min"), (math.inf, 3600, "h")):
+        if longest <= limit:
+            break
+    return seconds, f"wall time ({unit})"
+
+
+def draw(axis: Any, panel: Panel, runs: Sequence[Run], x: X, scale: float, smooth: bool) -> None:
+    shown: list[float] = []
+    for k, run in enumerate(runs):
+        if not run.has(panel.key):
+            continue
+        at = run.values(x, 1 / scale)
+        values = run.values(panel.key, panel.factor)
+        shown += [value for value in values if math.isfinite(value)]
+        look = style.line(k)
+        marks = {"marker": "o", "markersize": 2.2} if len(values) <= MARKED else {}
+        if smooth and len(values) > 2:
+            axis.plot(at, values, color=look["color"], alpha=0.3, linewidth=0.8)
+            values, marks = smoothed(values), {}
+        axis.plot(at, values, **look, **marks)
+    # Agents that start from one model are at distance 0, which has no logarithm.
+    positive = [value for value in shown if value > 0]
+    if positive and (panel.key == "consensus" or wide(positive, panel)):
+        axis.set_yscale("log")
+        plain_ticks(axis, positive)
+    axis.set_title(panel.title)
+    axis.set_xlim(left=0)
+    axis.grid(True)
+
+
+def wide(values: Sequence[float], panel: Panel) -> bool:
+    """Whether a logarithmic axis shows more; a share of 100 keeps its own."""
+    return panel.key != "test_accuracy" and max(values) > 8 * min(values)
+
+
+def plain_ticks(axis: Any, values: Sequence[float]) -> None:
+    """A log axis of less than two decades has too few powers of ten to read a value from."""
+    if max(values) < 100 * min(values):
+        from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+        axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """A Gaussian window over rows, a fortieth of them wide; gaps stay out of the mean."""
+    y = np.asarray(values, dtype=float)
+    k = np.arange(len(y))
+    sigma = max(1.0, len(y) / 40)
+    weights = np.exp(-0.5 * ((k[:, None] - k) / sigma) ** 2) * np.isfinite(y)
+    with np.errstate(invalid="ignore"):
+        mean: list[float] = (weights @ np.nan_to_num(y) / weights.sum(1)).tolist()
+    return mean

@@ -1,0 +1,119 @@
+"""Run folders as a figure needs them: rows of numbers, a label, which clock the times are of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_oldsgd.errors import UserError
+
+Clock = Literal["wall", "simulated"]
+
+
+@dataclass
+class Run:
+    """One line of a figure."""
+
+    path: Path
+    rows: list[dict[str, Any]]
+    clock: Clock
+    config: dict[str, Any] = field(default_factory=dict)
+    label: str = ""
+    ended: bool = True
+
+    @property
+    def trace(self) -> Path | None:
+        path = self.path / "trace.json"
+        return path if path.is_file() else None
+
+    def values(self, key: str, factor: float = 1.0) -> list[float]:
+        """A column; what a row does not have, or was not finite, is a gap."""
+        column = (row.get(key) for row in self.rows)
+        return [float("nan") if value is None else float(value) * factor for value in column]
+
+    def has(self, key: str) -> bool:
+        return any(row.get(key) is not None for row in self.rows)
+
+
+def read(paths: Sequence[Path]) -> list[Run]:
+    """The runs in these folders; a folder that is named twice counts once."""
+    unique = {path.resolve(): path for path in paths}
+    return [run for path in unique.values() for run in read_one(path)]
+
+
+def read_one(path: Path) -> list[Run]:
+    """One run, or one for each algorithm of `simulate --algorithm all`."""
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder." if path.exists() else f"There is no {path}.")
+    if not (path / "metrics.jsonl").is_file():
+        inside = sorted(p.parent.name for p in path.glob("*/metrics.jsonl"))
+        hint = f"; there are runs inside it, as {path / inside[0]}" if inside else ""
+        raise UserError(f"{path} holds no run: there is no metrics.jsonl in it{hint}.")
+    rows = read_rows(path / "metrics.jsonl")
+    if rows and "algorithm" in rows[0]:
+        names = dict.fromkeys(row["algorithm"] for row in rows)
+        return [
+            Run(
+                path, [row for row in rows if row["algorithm"] == name], "simulated",
+                {"algorithm": {"name": name}},
+            )
+            for name in names
+        ]  # fmt: skip
+    config = read_object(path / "config.json")
+    # Written last: without it the run is still going, or was stopped.
+    ended = (path / "summary.json").is_file()
+    summary = read_object(path / "summary.json") if ended else {}
+    # The virtual clock's option c belongs to simulate alone.
+    unit = summary.get("time_unit", "units" if "c" in config.get("options", {}) else "s")
+    return [Run(path, in_order(rows), "wall" if unit == "s" else "simulated", config, "", ended)]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows so far; the last one may still be on its way to the disk."""
+    rows = []
+    lines = read_text(path).split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or not isinstance(row.get("iteration"), (int, float)):
+                raise ValueError
+        except ValueError:
+            if number == len(lines):  # no newline after it
+                break
+            raise UserError(f"{path}, line {number}, is not a row of metrics.") from None
+        rows.append(row)
+    return rows
+
+
+def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A run that was killed and resumed repeats rows: what came later counts."""
+    kept: list[dict[str, Any]] = []
+    for row in rows:
+        while kept and kept[-1]["iteration"] >= row["iteration"]:
+            kept.pop()
+        kept.append(row)
+    return kept
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(read_text(path))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): the file is damaged.") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is not a JSON object: the file is damaged.")
+    return content
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path.parent} holds no whole run: there is no {path.name}.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read {path}: {error}.") from None

@@ -1,0 +1,88 @@
+"""What tells runs apart goes into their labels, what they share into the title."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .folders import Run
+
+NAMED = ("algorithm", "task", "topology", "partition", "optimizer")  # a value that needs no name
+SYMBOLS = {"tau": "τ", "alpha": "α", "agents": "n", "name": ""}
+TITLE = ("task", "algorithm", "topology", "agents", "tau", "c", "alpha", "partition")
+# Told only when nothing else tells two runs apart.
+MINOR = (
+    "iterations", "eval_every", "eval_samples", "progress", "staging", "threads", "device",
+    "native", "timeout", "machine", "commit",
+)  # fmt: skip
+NEVER = ("out", "overwrite", "tensorboard", "trace", "lambda_2", "p", "changed")
+
+
+def set_labels(runs: Sequence[Run]) -> None:
+    tables = [settings(run) for run in runs]
+    keys = list(dict.fromkeys(key for table in tables for key in table))
+    differ = [key for key in keys if len({t[key] for t in tables if key in t}) > 1]
+    main = [key for key in differ if key not in MINOR]
+    labels = [_text(table, main) for table in tables]
+    clocks = {run.clock for run in runs}
+    if len(clocks) > 1:
+        labels = [
+            ", ".join(filter(None, [label, "simulated" if run.clock == "simulated" else "MPI"]))
+            for label, run in zip(labels, runs, strict=True)
+        ]
+    if len(set(labels)) < len(labels):
+        minor = [key for key in differ if key in MINOR]
+        labels = [
+            ", ".join(filter(None, [label, _text(table, minor)]))
+            for label, table in zip(labels, tables, strict=True)
+        ]
+    for run, label in zip(runs, labels, strict=True):
+        twin = not label or labels.count(label) > 1
+        folder = run.path.resolve().name
+        run.label = (f"{label} ({folder})" if label else folder) if twin else label
+
+
+def title(runs: Sequence[Run]) -> str:
+    """What all runs have in common, of what a reader asks first."""
+    tables = [settings(run) for run in runs]
+    common = [
+        key for key in TITLE
+        if len({table.get(key) for table in tables}) == 1 and key in tables[0]
+    ]  # fmt: skip
+    return _text(tables[0], common)
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """The config, flat: algorithm's and task's options beside the run's own."""
+    config = run.config
+    flat: dict[str, Any] = {}
+    for section in ("algorithm", "task", "topology"):
+        part = config.get(section)
+        if isinstance(part, dict):
+            flat |= {section if key == "name" else key: value for key, value in part.items()}
+    flat |= {k: config[k] for k in ("agents", "alpha", "iterations") if k in config}
+    for part in (config.get("options"), config.get("transport")):
+        if isinstance(part, dict):
+            flat |= {key: value for key, value in part.items() if key not in flat}
+    return {k: _hashable(v) for k, v in flat.items() if k not in NEVER and v is not None}
+
+
+def _text(table: dict[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join(_pair(key, table[key]) for key in keys if key in table)
+
+
+def _pair(key: str, value: Any) -> str:
+    if key in NAMED:
+        return str(value)
+    name = SYMBOLS.get(key, key.replace("_", " "))
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    if isinstance(value, tuple):
+        value = " ".join(map(str, value)) or "none"
+    return f"{name} = {value:g}" if isinstance(value, float) else f"{name} = {value}"
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_hashable(v) for v in value)
+    return str(value) if isinstance(value, dict) else value

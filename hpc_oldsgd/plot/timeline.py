@@ -1,0 +1,261 @@
+"""A few rounds as they really went: the paper's schematic, measured.
+
+Each rank has a row for its thread (gradients, waits, mixing) and under it a thinner one for every
+message that is on its way at the same time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_oldsgd.errors import UserError
+
+from . import style
+from .folders import Run, read_object
+
+THREAD = ("compute", "wait", "mix", "evaluate", "checkpoint")
+FLYING = ("flight", "reduce")
+COLOURS = {
+    "compute": "#0072b2",
+    "flight": "#e69f00",
+    "wait": "#d55e00",
+    "mix": "#009e73",
+    "evaluate": "#94a3b8",
+    "checkpoint": "#cc79a7",
+}
+NAMES = {
+    "compute": "gradient",
+    "flight": "message on its way",
+    "wait": "waiting for it",
+    "mix": "mixing",
+    "evaluate": "measuring the mean model",
+    "checkpoint": "checkpoint",
+}
+ROUNDS = 3
+RANKS = 4  # as many are shown unless asked
+LANES = 10  # thread ids of a track, as trace.py gives them
+LANE_IN, GAP_IN = 0.17, 0.1  # inches
+
+
+@dataclass(frozen=True)
+class Span:
+    rank: int
+    track: str
+    lane: int
+    start: float  # ms
+    end: float
+    round: int | None
+
+
+@dataclass
+class Timeline:
+    """The spans of a run's chosen ranks between the starts of two rounds."""
+
+    run: Run
+    spans: list[Span]
+    starts: dict[int, dict[int, float]]
+    """Rank -> round -> when its first span began."""
+    first: int
+    last: int  # not included
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(self.starts)
+
+    @property
+    def window(self) -> tuple[float, float]:
+        return (
+            min(begun[self.first] for begun in self.starts.values()),
+            max(begun[self.last] for begun in self.starts.values()),
+        )
+
+    def inside(self) -> list[Span]:
+        a, b = self.window
+        return [span for span in self.spans if span.end > a and span.start < b]
+
+
+def read(run: Run, rounds: tuple[int, int] | None, ranks: Sequence[int]) -> Timeline:
+    assert run.trace is not None
+    spans = read_spans(run.trace)
+    known = sorted({span.rank for span in spans})
+    for rank in ranks:
+        if rank not in known:
+            raise UserError(f"{run.trace} has ranks {known[0]} to {known[-1]}, not {rank}.")
+    chosen = sorted(set(ranks)) or known[:RANKS]
+    spans = [span for span in spans if span.rank in chosen]
+    starts = {rank: round_starts([s for s in spans if s.rank == rank]) for rank in chosen}
+    complete = sorted(set.intersection(*(set(begun) for begun in starts.values())))
+    if len(complete) < 2:
+        raise UserError(f"{run.trace} has no whole round: the run was too short.")
+    if rounds is None:
+        rounds = representative(complete, starts, spans)
+    elif not {*rounds} <= {*complete}:
+        raise UserError(
+            f"{run.trace} has rounds {complete[0]}:{complete[-1]}, not {rounds[0]}:{rounds[1]}."
+        )
+    return Timeline(run, spans, starts, *rounds)
+
+
+def read_spans(path: Path) -> list[Span]:
+    try:
+        spans = [
+            Span(
+                int(event["pid"]), str(event["cat"]), int(event["tid"]) % LANES,
+                event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3, event["args"].get("round"),
+            )
+            for event in read_object(path)["traceEvents"] if event["ph"] == "X"
+        ]  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path} is not a trace of this program: the file is damaged.") from None
+    if not spans:
+        raise UserError(f"{path} has no spans: the run was too short.")
+    return spans
+
+
+def round_starts(spans: Sequence[Span]) -> dict[int, float]:
+    """When each round began on one rank; the end of the last one counts as a start."""
+    begun: dict[int, float] = {}
+    ended = 0.0
+    for span in spans:
+        if span.track != "evaluate" and span.round is not None:
+            begun[span.round] = min(span.start, begun.get(span.round, span.start))
+            ended = max(ended, span.end)
+    if begun:
+        begun[max(begun) + 1] = ended
+    return begun
+
+
+def representative(
+    rounds: Sequence[int], starts: dict[int, dict[int, float]], spans: Sequence[Span]
+) -> tuple[int, int]:
+    """Three rounds from the middle half of the run, as long as the median; undisturbed if any."""
+    count = min(ROUNDS, len(rounds) - 1)
+    windows = [(rounds[k], rounds[k + count]) for k in range(len(rounds) - count)]
+    quarter = len(windows) // 4
+    middle = windows[quarter : len(windows) - quarter]
+
+    def length(window: tuple[int, int]) -> float:
+        return statistics.mean(begun[window[1]] - begun[window[0]] for begun in starts.values())
+
+    def disturbed(window: tuple[int, int]) -> bool:
+        return any(
+            span.track in ("evaluate", "checkpoint") and span.lane == 0
+            and starts[span.rank][window[0]] < span.end and span.start < starts[span.rank][window[1]]
+            for span in spans
+        )  # fmt: skip
+
+    calm = [window for window in middle if not disturbed(window)] or middle
+    typical = statistics.median(map(length, calm))
+    return min(calm, key=lambda window: abs(length(window) - typical))
+
+
+def save(timelines: Sequence[Timeline], stem: Path, formats: Sequence[str]) -> list[Path]:
+    """One axis per run, under each other and on one scale, so that lengths compare."""
+    layouts = [_layout(timeline) for timeline in timelines]
+    heights = [layout[1] + 0.5 for layout in layouts]
+    lengths = [b - a for a, b in (timeline.window for timeline in timelines)]
+    shared = max(lengths) < 5 * min(lengths)
+    with style.figure(stem, formats, height=sum(heights) + 0.5) as figure:
+        axes = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=heights).ravel()
+        used: set[str] = set()
+        for axis, timeline, (lanes, height), length in zip(
+            axes, timelines, layouts, lengths, strict=True
+        ):
+            used |= _draw(axis, timeline, lanes, height)
+            axis.set_xlim(0, max(lengths) if shared else length)
+        axes[-1].set_xlabel("time (ms)")
+        from matplotlib.patches import Patch
+
+        handles = [Patch(color=COLOURS[k], label=NAMES[k]) for k in COLOURS if k in used]
+        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return style.files(stem, formats)
+
+
+Lanes = dict[tuple[int, str, int], tuple[float, float]]
+
+
+def _layout(timeline: Timeline) -> tuple[Lanes, float]:
+    """(rank, row, lane) -> top and height, in inches from the top; and the height of all."""
+    inside = timeline.inside()
+    lanes: Lanes = {}
+    top = 0.0
+    for rank in timeline.ranks:
+        lanes[rank, "thread", 0] = (top, LANE_IN)
+        top += LANE_IN
+        flying = sorted({(s.track, s.lane) for s in inside if s.rank == rank and _flies(s)})
+        for track, lane in flying:
+            lanes[rank, track, lane] = (top, LANE_IN * 0.6)
+            top += LANE_IN * 0.6
+        top += GAP_IN
+    return lanes, top - GAP_IN
+
+
+def _flies(span: Span) -> bool:
+    return span.track in FLYING or (span.track == "evaluate" and span.lane > 0)
+
+
+def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str]:
+    origin, end = timeline.window
+    sliver = (end - origin) / 400  # a mix of microseconds still leaves a mark
+    used = set()
+    for span in timeline.inside():
+        row = (span.rank, span.track, span.lane) if _flies(span) else (span.rank, "thread", 0)
+        top, tall = lanes[row]
+        a, b = max(span.start, origin), min(span.end, end)
+        if span.track == "mix":
+            b = max(b, a + sliver)
+        elif b - a < sliver / 4:
+            continue
+        kind = "flight" if span.track == "reduce" else span.track
+        used.add(kind)
+        axis.broken_barh(
+            [(a - origin, b - a)], (top, tall), facecolor=COLOURS[kind], edgecolor="white",
+            linewidth=0.0 if kind == "mix" else 0.4, zorder=3 if kind == "mix" else 2,
+        )  # fmt: skip
+    _marks(axis, timeline, lanes, origin)
+    axis.set_ylim(height, -0.16)
+    axis.spines["left"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    tops = [lanes[rank, "thread", 0] for rank in timeline.ranks]
+    axis.set_yticks([top + tall / 2 for top, tall in tops], [f"rank {r}" for r in timeline.ranks])
+    axis.grid(True, axis="x")
+    axis.set_title(f"{timeline.run.label}: {said(timeline)}")
+    return used
+
+
+def _marks(axis: Any, timeline: Timeline, lanes: Lanes, origin: float) -> None:
+    """Where rounds begin on each rank, and their numbers over the first."""
+    for rank, begun in timeline.starts.items():
+        rows = [at for (owner, _, _), at in lanes.items() if owner == rank]
+        top, bottom = min(t for t, _ in rows), max(t + h for t, h in rows)
+        at = [begun[r] - origin for r in range(timeline.first, timeline.last + 1) if r in begun]
+        axis.vlines(at, top - GAP_IN / 3, bottom + GAP_IN / 3, color=style.INK, linewidth=1.0,
+                    zorder=4)  # fmt: skip
+    begun = timeline.starts[timeline.ranks[0]]
+    for r in range(timeline.first, timeline.last):
+        middle = (begun[r] + begun[r + 1]) / 2 - origin
+        axis.text(middle, -0.05, f"round {r}", ha="center", va="bottom", fontsize=7)
+
+
+def said(timeline: Timeline) -> str:
+    """The window in numbers: a round's length, a message's, and how much of it was hidden."""
+    rounds = timeline.last - timeline.first
+    length = statistics.mean(
+        (begun[timeline.last] - begun[timeline.first]) / rounds
+        for begun in timeline.starts.values()
+    )
+    shown = [s for s in timeline.spans
+             if s.round is not None and timeline.first <= s.round < timeline.last]  # fmt: skip
+    flights = [s.end - s.start for s in shown if s.track in FLYING]
+    waits = [s.end - s.start for s in shown if s.track == "wait"]
+    text = f"{length:.3g} ms a round"
+    if flights:
+        hidden = max(0.0, 1 - sum(waits) / max(sum(flights), 1e-9))
+        text += f", {statistics.mean(flights):.3g} ms a message, {hidden:.0%} of it hidden"
+    return text
