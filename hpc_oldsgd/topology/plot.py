@@ -31,10 +31,12 @@ def save(topology: Topology, path: str | Path) -> None:
     panels = min(topology.period, _PANELS)
     columns = min(panels, 3)
     rows = math.ceil(panels / columns)
-    figure = Figure(figsize=(4.6 * columns, 4.6 * rows + 0.7), layout="constrained")
+    at, lattice = _positions(topology)
+    wide, high = np.ptp(at, axis=0) + 1 if lattice else (1.0, 1.0)
+    height = 4.6 * float(np.clip(high / wide, 0.4, 2.0))
+    figure = Figure(figsize=(4.6 * columns, height * rows + 0.7), layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    at, lattice = _positions(topology)
     for r, axis in enumerate(axes):
         axis.set_axis_off()
         if r < panels:
@@ -67,7 +69,9 @@ def _draw(axis: Any, topology: Topology, r: int, at: Floats, lattice: bool) -> N
         )  # fmt: skip
         axis.add_collection(lines)
     size = float(np.clip(9000 / n, 12, 420))
-    axis.scatter(*at.T, s=size, color=_BLUE, edgecolors="white", linewidths=1.2, zorder=2)
+    axis.scatter(
+        *at.T, s=size, color=_BLUE, edgecolors="white", linewidths=1.2, zorder=2, clip_on=False
+    )
     if n <= 64:
         font = float(np.clip(math.sqrt(size) * 0.55, 5, 11))
         for i, (x, y) in enumerate(at):
