@@ -1,0 +1,58 @@
+"""Settings of all tests, and what several of them use."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+# Machines are noisy, so no deadlines; the same examples in every run and on every rank.
+hypothesis.settings.register_profile("here", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("here")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--regenerate-golden",
+        action="store_true",
+        help="write tests/golden/*.npz anew from this run instead of comparing with them",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Sums in torch's own kernels may depend on the number of threads."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`mpirun(n, "script.py", ...)` starts a job of its own; for tests of one process only."""
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    command = os.environ.get("MPIRUN") or (str(own) if own.exists() else shutil.which("mpirun"))
+    if not command:
+        pytest.skip("there is no mpirun")
+
+    def run(
+        n: int, *args: str | Path, timeout_s: float = 60, **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [command, "-n", str(n), sys.executable, *map(str, args)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    return run
