@@ -201,3 +201,17 @@ def test_command_error():
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("hpc_oldsgd.topology: A hypercube needs")
     assert done.stderr.count("\n") == 1
+
+
+def test_plot_without_matplotlib(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UserError, match="needs matplotlib, which is not installed: pip install"):
+        main(Options("ring", 3, plot=tmp_path / "ring.png"))
+
+
+def test_plot_that_cannot_be_written(tmp_path):
+    for name in ("missing/ring.png", "ring.xyz"):
+        with pytest.raises(UserError, match="Cannot write"):
+            main(Options("one-peer-ring", 5, plot=tmp_path / name))
+    with pytest.raises(UserError, match="at most 1024 agents"):
+        main(Options("star", 1025, plot=tmp_path / "star.png"))
