@@ -89,6 +89,13 @@ def rows(
         _overlaps(written + read[:1], read[1:])
 
 
+def copy(dst: Tensor, src: Tensor) -> None:
+    cpu = torch.device("cpu")
+    size = dst.numel() * dst.element_size()
+    written = [("dst", _buffer("dst", dst, dst.numel(), dst.dtype, cpu), size)]
+    _overlaps(written, [("src", _buffer("src", src, dst.numel(), dst.dtype, cpu), size)])
+
+
 def _types(model: torch.dtype, wire: torch.dtype) -> None:
     if model not in CODE or wire not in CODE:
         raise UserError(f"Cannot mix {model} over {wire}: use float32, float64, bfloat16, float16.")

@@ -1,0 +1,218 @@
+"""The mixing op against what torch and numpy can compose, and against the memory itself.
+
+The limit of an op is the bytes it must move (each input read once, each output written once) at
+the speed of the best copy of this run, normally the one with non-temporal stores. All contestants
+take turns in every repeat, so that a disturbance of the machine meets all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..errors import UserError
+
+DTYPES = {
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The fused mixing op against torch, torch.compile, numpy and the machine's best copy."""
+
+    elements: tuple[int, ...] = (10_000_000, 124_000_000)
+    """Lengths of the model; GPT-2 small has 124 million parameters."""
+    degree: int = 2
+    """Neighbours; 2 is a ring."""
+    dtype: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
+    """Type of the model."""
+    wire: Literal["", "fp32", "fp64", "bf16", "fp16"] = ""
+    """Type of the snapshots, if narrower than the model's."""
+    threads: tuple[int, ...] = ()
+    """Numbers of threads; default one, then all."""
+    repeats: int = 9
+    """Turns of each contestant; medians count."""
+    compile: bool = True
+    """Let torch.compile take part; it needs a C++ compiler."""
+    json: bool = False
+    """Print the results as JSON in the last line."""
+
+
+@dataclass
+class Contestant:
+    name: str
+    form: str
+    streams_bytes: int  # what the op must move
+    call: Callable[[], Any]
+    seconds: list[float]
+
+    @property
+    def median_s(self) -> float:
+        return median(self.seconds)
+
+
+class Arena:
+    """The buffers all contestants share, and the contestants."""
+
+    def __init__(self, options: Options, n: int) -> None:
+        model = DTYPES[options.dtype]
+        wire = DTYPES[options.wire or options.dtype]
+        self.w = [1.0 / (options.degree + 1)] * (options.degree + 1)
+        self.x = torch.randn(n).to(model)
+        self.y = torch.randn(n).to(wire)
+        self.neighbours = [torch.randn(n).to(wire) for _ in range(options.degree)]
+        self.out = torch.empty(n, dtype=model)
+        self.wires = (options.degree + 1) * n * wire.itemsize
+        self.models = n * model.itemsize
+        self.same = model == wire
+
+    def contestants(self, options: Options) -> list[Contestant]:
+        x, y, out, near, w = self.x, self.y, self.out, self.neighbours, self.w
+        gradient, delta = self.wires + self.models, self.wires + 2 * self.models
+        found = [
+            ("ours", "gradient", gradient, lambda: ops.fused_mix(out, y, near, w)),
+            ("ours", "delta", delta, lambda: ops.fused_mix_delta(x, y, near, w)),
+            ("torch eager", "gradient", gradient, lambda: eager(y, near, w)),
+            ("torch in-place", "gradient", gradient, lambda: in_place(out, y, near, w)),
+            ("torch in-place", "delta", delta, lambda: in_place_delta(x, y, near, w)),
+        ]
+        if options.compile:
+            mix, mix_delta = torch.compile(compiled), torch.compile(compiled_delta)
+            found += [
+                ("torch.compile", "gradient", gradient, lambda: mix(out, y, near, w)),
+                ("torch.compile", "delta", delta, lambda: mix_delta(x, y, near, w)),
+            ]
+        if out.dtype != torch.bfloat16 and y.dtype != torch.bfloat16:
+            np_out, np_y, *np_near = (t.numpy() for t in (out, y, *near))
+            spare = np.empty_like(np_out)
+            call = lambda: numpy_chain(np_out, np_y, np_near, w, spare)  # noqa: E731
+            found.append(("numpy", "gradient", gradient, call))
+        return [Contestant(*each, seconds=[]) for each in found]
+
+    def copies(self) -> list[Contestant]:
+        a, b, size = self.x, self.out, self.models
+
+        found: list[tuple[str, Callable[[], Any]]] = [("copy, torch", lambda: b.copy_(a))]
+        if ops.native_available():
+            found.append(("copy, streaming", lambda: ops.stream_copy(b, a)))
+        return [Contestant(name, "copy", 2 * size, call, seconds=[]) for name, call in found]
+
+
+def eager(y: Tensor, near: list[Tensor], w: list[float]) -> Tensor:
+    out = w[0] * y
+    for w_j, y_j in zip(w[1:], near, strict=True):
+        out = out + w_j * y_j
+    return out
+
+
+def in_place(out: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> None:
+    torch.mul(y, w[0], out=out)
+    for w_j, y_j in zip(w[1:], near, strict=True):
+        out.add_(y_j, alpha=w_j)
+
+
+def in_place_delta(x: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> None:
+    x.sub_(y, alpha=sum(w[1:]))
+    for w_j, y_j in zip(w[1:], near, strict=True):
+        x.add_(y_j, alpha=w_j)
+
+
+def compiled(out: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> None:
+    out.copy_(eager(y, near, w))
+
+
+def compiled_delta(x: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> None:
+    s = torch.zeros_like(y)
+    for w_j, y_j in zip(w[1:], near, strict=True):
+        s = s + w_j * (y_j - y)
+    x.add_(s)
+
+
+def numpy_chain(out: Any, y: Any, near: list[Any], w: list[float], spare: Any) -> None:
+    np.multiply(y, out.dtype.type(w[0]), out=out)
+    for w_j, y_j in zip(w[1:], near, strict=True):
+        np.multiply(y_j, out.dtype.type(w_j), out=spare)
+        np.add(out, spare, out=out)
+
+
+def measure(options: Options, n: int, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    arena = Arena(options, n)
+    copies, found = arena.copies(), arena.contestants(options)
+    everyone = copies + found
+    for c in everyone:  # compiles, touches pages, starts threads
+        c.call()
+        c.call()
+    for _ in range(options.repeats):
+        for c in everyone:
+            begin = time.perf_counter()
+            c.call()
+            c.seconds.append(time.perf_counter() - begin)
+    best_copy = min(copies, key=lambda c: c.median_s)
+    rate = best_copy.streams_bytes / best_copy.median_s
+    rows = [_row(c, rate, [o for o in found if o.form == c.form]) for c in copies + found]
+    return {"elements": n, "threads": threads, "copy_gb_s": rate / 1e9, "rows": rows}
+
+
+def _row(c: Contestant, rate: float, rivals: list[Contestant]) -> dict[str, Any]:
+    return {
+        "name": c.name,
+        "form": c.form,
+        "ms": 1e3 * c.median_s,
+        "gb_s": c.streams_bytes / c.median_s / 1e9,
+        "of_limit": c.streams_bytes / rate / c.median_s,
+        **{
+            f"times_{key}": rival.median_s / c.median_s
+            for key in ("torch in-place", "torch.compile")
+            for rival in rivals
+            if rival.name == key
+        },
+    }
+
+
+def table(result: dict[str, Any], options: Options) -> str:
+    wire = f" over {options.wire}" if options.wire else ""
+    lines = [
+        f"{result['elements']:,} x {options.dtype}{wire}, degree {options.degree}, "
+        f"{result['threads']} thread(s), best copy {result['copy_gb_s']:.1f} GB/s",
+        f"  {'':28}{'ms':>9}{'GB/s':>8}{'of limit':>10}{'x in-place':>12}{'x compile':>12}",
+    ]
+    for row in result["rows"]:
+        name = row["name"] if row["form"] == "copy" else f"{row['name']}, {row['form']} form"
+        cells = [row.get(f"times_{key}") for key in ("torch in-place", "torch.compile")]
+        ratios = "".join(f"{'' if c is None else f'{c:.2f}':>12}" for c in cells)
+        lines.append(
+            f"  {name:28}{row['ms']:9.2f}{row['gb_s']:8.1f}{row['of_limit']:10.2f}{ratios}"
+        )
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    if min(options.elements, default=0) < 1 or options.degree < 0 or options.repeats < 1:
+        raise UserError("--elements and --repeats must be positive, --degree not negative.")
+    wire, model = DTYPES[options.wire or options.dtype], DTYPES[options.dtype]
+    if wire != model and wire.itemsize >= model.itemsize:
+        raise UserError(f"--wire {options.wire} is not narrower than --dtype {options.dtype}.")
+    threads = options.threads or tuple(sorted({1, torch.get_num_threads()}))
+    if min(threads) < 1:
+        raise UserError("--threads must be positive.")
+    results = []
+    for n in options.elements:
+        for t in threads:
+            results.append(measure(options, n, t))
+            print(table(results[-1], options), end="\n\n", flush=True)
+    if options.json:
+        print(json.dumps({"build": ops.build_info(), "torch": torch.__version__, "mix": results}))
