@@ -42,7 +42,7 @@ class CO2(Algorithm):
     Lambda: float = 1.0
     """Staleness penalty: divides what the late average says."""
 
-    clip: float | None = None
+    clip_m: float | None = None
     """The paper's phi: bound on every entry of the outer momentum; none if not given."""
 
     phi: Tensor = state()
@@ -54,7 +54,7 @@ class CO2(Algorithm):
         require(0 <= self.beta < 1, f"beta must be at least 0 and below 1, not {self.beta}")
         require(0 < self.outer < inf, f"outer must be positive and finite, not {self.outer}")
         require(1 <= self.Lambda < inf, f"Lambda must be finite and at least 1, not {self.Lambda}")
-        require(self.clip is None or self.clip > 0, f"clip must be positive, not {self.clip}")
+        require(self.clip_m is None or self.clip_m > 0, f"clip_m must be positive, not {self.clip_m}")
 
     def schedule(self, agent: Runner) -> Schedule:
         self.init(phi=agent.x.clone(), m=agent.zeros())
@@ -67,5 +67,5 @@ class CO2(Algorithm):
             self.phi.copy_(agent.x)
             self.m.mul_(self.beta)
             self.m.add_((x_old - average.mean(agent.zeros())) / self.Lambda)
-            m = self.m if self.clip is None else self.m.clamp(-self.clip, self.clip)
+            m = self.m if self.clip_m is None else self.m.clamp(-self.clip_m, self.clip_m)
             agent.x.copy_(x_old - m * self.outer)
