@@ -30,7 +30,7 @@ class LED(Algorithm):
     """Local exact diffusion, blocking: tau + c a round."""
 
     beta: float | None = None
-    """Weight of the correction in every local step; 1/tau if not given (1 diverges at tau >= 5)."""
+    """Weight of the correction in each local step; 1/tau if not given (1 diverges at large tau)."""
 
     y: Tensor = state()
     reads_gradient: ClassVar[bool] = False

@@ -6,7 +6,7 @@
 
 x_i^r travels under the local steps: a round takes max(tau, c). The paper prints a gradient-tracking
 line for y here, which is not LED's; this is LED's own, with the mixed model one round old. The
-correction then reacts a round late, and converges badly at tau > 1.
+correction then reacts a round late, and agents come to agree far more slowly than in LED.
 """
 
 from __future__ import annotations

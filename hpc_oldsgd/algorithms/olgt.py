@@ -6,8 +6,7 @@ Local steps are LUGT's. Where tau divides k+1,
     y_i^{k+1} = sum_j w_ij y_j^{k+1-tau} + alpha sum_{t=k+1-tau}^{k} (g_i(x_i^{t+1}) - g_i(x_i^t))
 
 x_i^{k+1-tau} leaves at the top of the round, y_i^{k+1-tau} once its gradient is there, and both
-travel under the local steps: a round takes max(tau, 2c). (With tau = 1 and c < 1 it takes 1 + c:
-the only gradient of the round is then the one y waits for.) It breaks at large tau.
+travel under the local steps: a round takes max(tau, 2c). It breaks at large tau.
 
 As in LUGT the code keeps y / alpha.
 """
@@ -31,6 +30,9 @@ class OLGT(LUGT):
 
     def schedule(self, agent: Runner) -> Schedule:
         self.init(y=agent.zeros(), g_old=agent.zeros())
+        return self._one_step(agent) if self.tau == 1 else self._local_steps(agent)
+
+    def _local_steps(self, agent: Runner) -> Schedule:
         for _ in agent.rounds():
             x_flight = agent.exchange(agent.x)
             for k in range(self.tau):
@@ -42,3 +44,15 @@ class OLGT(LUGT):
                 agent.descend(self.y * self.eta)
             x_flight.mix_into(agent.x)
             y_flight.mix_into(self.y)  # the gradient at the mixed x opens the next round
+
+    def _one_step(self, agent: Runner) -> Schedule:
+        """After its only gradient a round has none left for y to hide under: the next one has."""
+        for _ in agent.rounds():
+            y_flight = agent.exchange(self.y)
+            x_flight = agent.exchange(agent.x)
+            g = yield
+            self.y.add_(g - self.g_old)
+            self.g_old.copy_(g)
+            y_flight.mix_into(self.y)
+            agent.descend(self.y * self.eta)
+            x_flight.mix_into(agent.x)

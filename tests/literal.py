@@ -1,0 +1,250 @@
+"""The papers' equations in numpy, one iteration at a time: what every schedule must reproduce.
+
+Nothing here is shared with the package. Each function takes x0 (n, d), `grad(X, t)` (all agents'
+gradients at X for their t-th draw), `W(r)` (the matrix of round r), alpha, tau and the number of
+rounds, and returns X at every round boundary: (rounds + 1, n, d). Histories are kept whole, so
+that x^{t-tau} is written as it is printed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+A = NDArray[np.float64]
+Grad = Callable[[A, int], A]
+Mixing = Callable[[int], A]
+
+
+def oldsgd(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    x, g = [x0], []
+    for t in range(1, rounds * tau + 1):
+        g.append(grad(x[t - 1], t - 1))
+        if t % tau != 0:
+            x.append(x[t - 1] - alpha * g[t - 1])
+        else:
+            steps = sum(g[k] for k in range(t - tau, t))
+            x.append(W(t // tau - 1) @ x[t - tau] - alpha * steps)
+    return np.array(x[::tau])
+
+
+def dsgd_cta(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    assert tau == 1
+    x = [x0]
+    for t in range(rounds):
+        x.append(W(t) @ x[t] - alpha * grad(x[t], t))
+    return np.array(x)
+
+
+def ldsgd(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    x = [x0]
+    for t in range(1, rounds * tau + 1):
+        step = x[t - 1] - alpha * grad(x[t - 1], t - 1)
+        x.append(W(t // tau - 1) @ step if t % tau == 0 else step)
+    return np.array(x[::tau])
+
+
+def dsgd(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    assert tau == 1
+    x = [x0]
+    for t in range(rounds):
+        x.append(W(t) @ (x[t] - alpha * grad(x[t], t)))
+    return np.array(x)
+
+
+def lsgd(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    x = [x0]
+    for t in range(1, rounds * tau + 1):
+        step = x[t - 1] - alpha * grad(x[t - 1], t - 1)
+        x.append(mean(step) if t % tau == 0 else step)
+    return np.array(x[::tau])
+
+
+def kgt(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, eta_s: float = 1.0) -> A:
+    eta_c, c, x = alpha, np.zeros_like(x0), [x0]
+    for r in range(rounds):
+        local = x[r]
+        for k in range(tau):
+            local = local - eta_c * (grad(local, r * tau + k) + c)
+        z = (x[r] - local) / (tau * eta_c)
+        c = c - z + W(r) @ z
+        x.append(W(r) @ (x[r] - tau * eta_c * eta_s * z))
+    return np.array(x)
+
+
+def lugt(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, eta: float = 1.0) -> A:
+    """The tracking variable is mixed with the W of the round that its gradient opens."""
+    x, g = [x0], [grad(x0, 0)]
+    y = [alpha * g[0]]
+    for k in range(rounds * tau):
+        synchronise = (k + 1) % tau == 0
+        r = (k + 1) // tau
+        x.append(x[k] - eta * y[k])
+        if synchronise:
+            x[k + 1] = W(r - 1) @ x[k + 1]
+        g.append(grad(x[k + 1], k + 1))
+        y.append(y[k] + alpha * g[k + 1] - alpha * g[k])
+        if synchronise:
+            y[k + 1] = W(r) @ y[k + 1]
+    return np.array(x[::tau])
+
+
+def led(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    beta: float | None = None,
+) -> A:
+    beta = 1 / tau if beta is None else beta
+    y, x = np.zeros_like(x0), [x0]
+    for r in range(rounds):
+        phi = x[r]
+        for k in range(tau):
+            phi = phi - alpha * grad(phi, r * tau + k) - beta * y
+        x.append(W(r) @ phi)
+        y = y + phi - x[r + 1]
+    return np.array(x)
+
+
+def oled(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    beta: float | None = None,
+) -> A:
+    beta = 1 / tau if beta is None else beta
+    y, x = np.zeros_like(x0), [x0]
+    for r in range(rounds):
+        phi = x[r]
+        for k in range(tau):
+            phi = phi - alpha * grad(phi, r * tau + k) - beta * y
+        x.append(W(r) @ x[r] + (phi - x[r]))
+        y = y + phi - x[r + 1]
+    return np.array(x)
+
+
+def olgt(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, eta: float = 1.0) -> A:
+    """Where W changes from round to round and tau = 1, y is mixed by the W of the next round."""
+    x, g = [x0], [grad(x0, 0)]
+    y = [alpha * g[0]]
+    for k in range(rounds * tau):
+        old = k + 1 - tau
+        if (k + 1) % tau != 0:
+            x.append(x[k] - eta * y[k])
+            g.append(grad(x[k + 1], k + 1))
+            y.append(y[k] + alpha * g[k + 1] - alpha * g[k])
+        else:
+            r = (k + 1) // tau - 1
+            x.append(W(r) @ x[old] - eta * sum(y[t] for t in range(old, k + 1)))
+            g.append(grad(x[k + 1], k + 1))
+            tracked = sum(g[t + 1] - g[t] for t in range(old, k + 1))
+            y.append(W(r if tau > 1 else r + 1) @ y[old] + alpha * tracked)
+    return np.array(x[::tau])
+
+
+def cocod(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    x = [x0]
+    for t in range(1, rounds * tau + 1):
+        step = x[t - 1] - alpha * grad(x[t - 1], t - 1)
+        x.append(mean(x[t - tau]) + (step - x[t - tau]) if t % tau == 0 else step)
+    return np.array(x[::tau])
+
+
+def overlap_local_sgd(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    a: float = 0.6,
+    gamma: float = 0.7,
+) -> A:
+    x = [x0]
+    z, v, on_its_way = mean(x0), np.zeros_like(x0), mean(x0)
+    for t in range(1, rounds * tau + 1):
+        step = x[t - 1] - alpha * grad(x[t - 1], t - 1)
+        if t % tau == 0:
+            v = gamma * v + (on_its_way - z)
+            z = z + v
+            step = (1 - a) * step + a * z
+            on_its_way = mean(step)
+        x.append(step)
+    return np.array(x[::tau])
+
+
+def co2(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    beta: float = 0.5,
+    outer: float = 1.0,
+    Lambda: float = 1.0,
+    clip_m: float | None = None,
+) -> A:
+    x, m = [x0], np.zeros_like(x0)
+    results = [x0]  # of "round -1"; results[r] are those of round r - 1
+    for r in range(rounds):
+        local = x[r]
+        for k in range(tau):
+            local = local - alpha * grad(local, r * tau + k)
+        results.append(local)
+        m = beta * m + (x[r] - mean(results[r])) / Lambda
+        bounded = m if clip_m is None else np.minimum(np.maximum(m, -clip_m), clip_m)
+        x.append(x[r] - outer * bounded)
+    return np.array(x)
+
+
+def mean(X: A) -> A:
+    return np.broadcast_to(X.mean(axis=0), X.shape)
+
+
+ALL: dict[str, Callable[..., A]] = {
+    f.__name__: f
+    for f in (
+        oldsgd, ldsgd, dsgd, dsgd_cta, kgt, lugt, led, lsgd, olgt, oled, cocod,
+        overlap_local_sgd, co2,
+    )
+}  # fmt: skip
+
+
+def taus(name: str) -> tuple[int, ...]:
+    return (1,) if name.startswith("dsgd") else (1, 2, 5)
+
+
+class Quadratics:
+    """f_i(x) = (x - b_i)^T A_i (x - b_i) / 2 with random A_i and minimisers b_i far apart, and a
+    gradient noise that is a fixed function of the draw."""
+
+    def __init__(self, n: int, d: int, seed: int = 0, noise: float = 0.0, spread: float = 1.0):
+        random = np.random.default_rng(seed)
+        B = random.standard_normal((n, d, d))
+        eigenvalues, Q = random.uniform(0.5, 2.0, (n, d)), np.linalg.qr(B)[0]
+        self.A = np.einsum("nij,nj,nkj->nik", Q, eigenvalues, Q)
+        self.b = 3.0 * spread * random.standard_normal((n, d))
+        self.x0 = random.standard_normal((n, d))
+        self.minimiser = np.linalg.solve(self.A.sum(axis=0), np.einsum("nij,nj->i", self.A, self.b))
+        self.noise, self.seed = noise, seed
+
+    def grad(self, X: A, t: int) -> A:
+        g: A = np.einsum("nij,nj->ni", self.A, X - self.b)
+        if self.noise:
+            random = np.random.default_rng((self.seed, t))
+            g = g + self.noise * random.standard_normal(g.shape)
+        return g
+
+    def error(self, x: A) -> float:
+        """Distance of a model, or the worst of several, from the minimiser of the mean."""
+        return float(np.linalg.norm(x - self.minimiser, axis=-1).max())
