@@ -1,0 +1,160 @@
+"""What the Agent adds to a training step when the network is free: with and without it, in turns.
+
+Two copies of the model train in one process, one by its bare optimizer, one through the Agent, in
+alternating blocks of whole rounds. A block starts one step into a round, when the message posted
+at the round's boundary has arrived: so each block holds its own messages and mixings, no others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import algorithms
+from ..errors import UserError
+
+CHANNELS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # 0 is a pooling
+
+
+@dataclass(frozen=True)
+class Options:
+    """The Agent's cost per step against a bare optimizer, on VGG11; alone or under mpirun."""
+
+    algorithm: str = "oldsgd"
+    """Which algorithm the Agent runs."""
+    topology: str = "ring"
+    """Who talks to whom."""
+    tau: int = 5
+    """Local steps a round."""
+    batch: int = 8
+    """Images a step; 0 leaves out the gradient, so that the optimizer alone is compared."""
+    momentum: float = 0.0
+    """Of both optimizers."""
+    rounds: int = 1
+    """Rounds in a block."""
+    pairs: int = 15
+    """Blocks with and without the Agent, in turns."""
+    threads: int = 0
+    """Torch threads of a rank; 0: the machine's cores divided by its ranks."""
+    json: bool = False
+    """Print one line of JSON after the text."""
+
+    def __post_init__(self) -> None:
+        if min(self.tau, self.rounds, self.pairs) < 1 or self.batch < 0:
+            raise UserError("--tau, --rounds and --pairs must be at least 1, --batch not negative.")
+
+
+def vgg11() -> nn.Module:
+    """VGG11 for 32x32 images, 9.23M parameters, spelled out: no torchvision needed."""
+    layers: list[nn.Module] = []
+    inside = 3
+    for outside in CHANNELS:
+        if outside:
+            layers += [nn.Conv2d(inside, outside, 3, padding=1), nn.ReLU()]
+            inside = outside
+        else:
+            layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(512, 10))
+
+
+class Loop:
+    """A user's training loop; `step` is the one line that the Agent changes."""
+
+    def __init__(self, options: Options) -> None:
+        torch.manual_seed(0)
+        self.model = vgg11()
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=1e-3, momentum=options.momentum
+        )
+        self.batch: tuple[Tensor, Tensor] | None = None
+        if options.batch:
+            images = torch.randn(options.batch, 3, 32, 32)
+            self.batch = images, torch.arange(options.batch) % 10
+        else:
+            for p in self.model.parameters():
+                p.grad = torch.full_like(p, 1e-6)
+        self.step: Callable[[], Any] = self.optimizer.step
+
+    def run(self, steps: int) -> float:
+        """Seconds of that many steps."""
+        start = time.perf_counter()
+        for _ in range(steps):
+            if self.batch is not None:
+                images, labels = self.batch
+                loss = nn.functional.cross_entropy(self.model(images), labels)
+                loss.backward()
+            self.step()
+            if self.batch is not None:
+                self.optimizer.zero_grad()
+        return time.perf_counter() - start
+
+
+def main(options: Options) -> None:
+    from ..agent import Agent
+    from ..transport.mpi import world
+    from ..transport.mpi_requests import vendor
+
+    comm = world()
+    bare, ours = Loop(options), Loop(options)
+    algorithm = algorithms.get(options.algorithm)(tau=options.tau)
+    agent = Agent(ours.model, ours.optimizer, algorithm, options.topology, comm)
+    hosts = agent.transport.gather_text(socket.gethostname())
+    share = max(1, len(os.sched_getaffinity(0)) // hosts.count(hosts[comm.rank]))
+    torch.set_num_threads(options.threads or share)
+    ours.step = agent.step
+
+    steps = options.rounds * options.tau
+    bare.run(steps)
+    ours.run(steps + 1)  # one step into a round, see above
+    blocks = []
+    for pair in range(options.pairs):
+        times = {}
+        # Whoever comes second finds the caches and the clock as the first has left them.
+        for loop in (bare, ours) if pair % 2 else (ours, bare):
+            agent.transport.reduce(np.zeros(1)).result()
+            times[loop] = loop.run(steps) / steps
+        blocks.append((times[bare], times[ours]))
+    exposed = [f.exposed for f in agent.transport.records]
+    sent = np.zeros((comm.size, options.pairs, 2))
+    sent[comm.rank] = blocks
+    slowest = agent.transport.reduce(sent).result().reshape(sent.shape).max(axis=0)
+    agent.finish()
+    if comm.rank:
+        return
+    ratios = slowest[:, 1] / slowest[:, 0]
+    low, ratio, high = np.percentile(ratios, [25, 50, 75])
+    bare_s, agent_s = np.median(slowest, axis=0)
+    result = {
+        "bare_s": bare_s,
+        "agent_s": agent_s,
+        "ratio": ratio,
+        "ratio_quartiles": [low, high],
+        "exposed_s": float(np.median(exposed)),
+        "settings": {
+            **dataclasses.asdict(options),
+            "ranks": comm.size,
+            "mpi": vendor(),
+            "threads": torch.get_num_threads(),
+            "parameters": sum(p.numel() for p in ours.model.parameters()),
+        },
+    }
+    print(
+        f"VGG11, {result['settings']['parameters']:,} parameters, batch {options.batch}, "
+        f"{comm.size} ranks of {torch.get_num_threads()} threads, {algorithm.name}, "
+        f"tau {options.tau}, {vendor()}\n"
+        f"step with the bare optimizer {1e3 * bare_s:.2f} ms, through the Agent "
+        f"{1e3 * agent_s:.2f} ms: ratio {ratio:.4f} (quartiles {low:.4f} to {high:.4f} "
+        f"of {options.pairs} pairs)"
+    )
+    if options.json:
+        print(json.dumps(result))
