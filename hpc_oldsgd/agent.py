@@ -54,20 +54,25 @@ class Agent(Runner):
         **transport_options: Any,
     ) -> None:
         """`transport_options` (progress, staging, timeout_s, ...) are those of MpiTransport."""
-        from .transport.mpi import MpiTransport, world
+        from .transport.mpi import MpiTransport, Startup, world
 
         comm = world() if comm is None else comm
+        startup = Startup(comm)
         algorithm = get(algorithm)() if isinstance(algorithm, str) else algorithm
         if isinstance(topology, str):
             topology = topologies.from_name(topology, comm.size)
         self.model, self.optimizer = model, optimizer
-        self.flat = Flat(model, buffers)
+        self.flat = startup.check(lambda: Flat(model, buffers))
         transport = MpiTransport(
             comm, topology, wire=wire_type(wire, self.flat.dtype), trace=trace, **transport_options
         )
         super().__init__(self.flat.x, algorithm, transport, trace)
-        self._check_optimizer()
-        self._check_same_model()
+        try:
+            startup.check(self._check_optimizer)
+            self._check_same_model()
+        except UserError:  # on all ranks alike
+            transport.close()
+            raise
         if sync:
             self._take_rank_zeros_model()
         if transport.progress == "poll":
@@ -108,6 +113,13 @@ class Agent(Runner):
         """The average of all agents' x, for evaluation or export. Collective, blocking."""
         return self.all_reduce(self.x).mean(torch.empty_like(self.x))
 
+    def _boundary(self) -> bool:
+        before = self.flat.version()
+        stop = super()._boundary()
+        if self.flat.version() != before:  # a hook has changed weights
+            self.transport.forget()
+        return stop
+
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
 
@@ -136,7 +148,8 @@ class Agent(Runner):
                 )
 
     def _check_same_model(self) -> None:
-        signatures = self.transport.gather_text(self.flat.signature())
+        how = f"{self.algorithm!r},{self.transport.wire}".replace(" ", "")
+        signatures = self.transport.gather_text(f"{how} {self.flat.signature()}")
         for j, signature in enumerate(signatures):
             if signature != signatures[0]:
                 ours, theirs = signatures[0].split(" "), signature.split(" ")
@@ -146,7 +159,7 @@ class Agent(Runner):
                 )
                 a, b = ([*s, "nothing more"][min(k, len(s))] for s in (ours, theirs))
                 raise UserError(
-                    f"rank {j} has another model than rank 0: {b} instead of {a} "
+                    f"rank {j} has another model or algorithm than rank 0: {b} instead of {a} "
                     f"({len(theirs) - 1} tensors against {len(ours) - 1})"
                 )
 

@@ -44,6 +44,7 @@ class Flat:
         g: Tensor | None = None,
     ) -> None:
         """x and g, if given, are where the values and the flat gradient live."""
+        self.module = module
         tensors = list(_mixed(module, buffers))
         if not any(isinstance(t, nn.Parameter) for _, t in tensors):
             raise UserError(
@@ -73,8 +74,17 @@ class Flat:
 
     def signature(self) -> str:
         """Names, shapes and type: equal on two ranks exactly if their models fit together."""
-        parts = [f"{s.name}{tuple(s.tensor.shape)}" for s in self.slots]
-        return f"{self.dtype} " + " ".join(parts)
+        inside = {id(s.tensor) for s in self.slots}
+        named = [(s.name, s.tensor) for s in self.slots]
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if id(tensor) not in inside:  # frozen, integer or local
+                named.append((name, tensor))
+        parts = [f"{name}[{'x'.join(map(str, t.shape))}]:{t.dtype}" for name, t in named]
+        return " ".join(parts).replace("torch.", "")
+
+    def version(self) -> int:
+        """Grows with every change in place, be it of x or through the module's own tensors."""
+        return self.x._version + sum(s.tensor._version for s in self.slots)
 
     def gradient(self) -> Tensor:
         """The gradients as one vector g laid out like x; every p.grad becomes a view of it.

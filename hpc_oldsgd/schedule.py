@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from .errors import UserError
 from .trace import Trace
 from .transport.base import Flight, Reduction, Transport
 
@@ -41,6 +42,7 @@ class Runner(ABC):
         """Called at every round boundary, before the next message leaves; may call `stop()`."""
         self._gradient_start = 0.0
         self._stop = False
+        self._t_boundary = 0
         self._schedule: Schedule | None = None
 
     # -- what an algorithm calls ---------------------------------------------------------------
@@ -74,6 +76,10 @@ class Runner(ABC):
         """Post the first messages, before the first gradient is computed."""
         self._schedule = self.algorithm.schedule(self)
         self._resume(None)
+
+    @property
+    def started(self) -> bool:
+        return self._schedule is not None
 
     @abstractmethod
     def step(self) -> bool:
@@ -114,6 +120,11 @@ class Runner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that outlives a round boundary; no message in flight belongs to it."""
+        if self.t != self._t_boundary:
+            raise UserError(
+                f"a checkpoint fits only between two rounds, and this one has taken "
+                f"{self.t - self._t_boundary} of its local steps: save in `on_round`"
+            )
         return {"x": self.x, "t": self.t, "r": self.r, "algorithm": self.algorithm.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -143,6 +154,7 @@ class Runner(ABC):
             self._gradient_start = self.trace.now()
 
     def _boundary(self) -> bool:
+        self._t_boundary = self.t
         for hook in self.on_round:
             hook(self)
         return self._stop

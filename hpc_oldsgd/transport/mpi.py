@@ -80,6 +80,7 @@ class MpiTransport(Transport):
         self._channels: list[Channel] = []
         self._rings: list[Ring] = []
         self._open: list[_InFlight] = []
+        self._numbers: list[MpiPending] = []  # MPI writes into them until they are done
         self._next_poll_s = 0.0
         self.closed = False
 
@@ -110,15 +111,16 @@ class MpiTransport(Transport):
         return reduction
 
     def computed(self) -> None:
-        for channel in self._channels:
-            channel.fresh = None  # the training loop may have changed x since
+        self.forget()  # the training loop may have changed x since
         self.poll()
 
     def now(self) -> float:
         return time.perf_counter()
 
     def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> MpiPending:
-        return MpiPending(self, values, MPI.SUM if op == "sum" else MPI.MAX)
+        pending = MpiPending(self, values, MPI.SUM if op == "sum" else MPI.MAX)
+        self._numbers = [p for p in self._numbers if not p.done()] + [pending]
+        return pending
 
     def gather_text(self, text: str) -> list[str]:
         return gather_text(self.comm, text)
@@ -136,6 +138,13 @@ class MpiTransport(Transport):
         for flight in list(self._open):
             flight.wait()
             flight._end()
+        for pending in self._numbers:
+            pending.result()
+        self._numbers = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Snapshots that a mix has written are of no use: x is no longer what it was."""
         for channel in self._channels:
             channel.fresh = None
 
@@ -271,6 +280,7 @@ class _InFlight:
         back: list[tuple[torch.Tensor, torch.Tensor]],
     ) -> None:
         engine = self.transport.engine
+        self._stages = stages  # the native engine reads MPI's handles in them
         if staging is None:
             self.job = engine.submit(stages)
         elif engine.threaded:
@@ -293,7 +303,6 @@ class _InFlight:
     def wait(self) -> None:
         if self.waited:
             return
-        self.waited = True
         start = time.perf_counter()
         if self.staged is not None:
             completed, arrived = self.staged.result()
@@ -305,6 +314,7 @@ class _InFlight:
             completed = self.job.done_s
             if hasattr(self, "_back"):
                 self._staging.before_reading(self._staging.fly(self._back, [], float).result()[1])
+        self.waited = True
         end = time.perf_counter()
         if self.kind != "evaluate":
             record = FlightRecord(self.kind, self.round, self.posted, completed, end - start)
@@ -415,7 +425,9 @@ class Ring:
         self._sets: list[PersistentRequests] = []
         self.stages: list[Stage] = []
         left, right, tag = (t.rank - 1) % t.n, (t.rank + 1) % t.n, TAG_RING + number
-        if t.all_reduce_by == "mpi" and x.dtype in (torch.float32, torch.float64):
+        # MPI's own starts at once, on the caller's thread: not with data that is yet to be staged.
+        own = t.all_reduce_by == "mpi" and self.staging is None
+        if own and x.dtype in (torch.float32, torch.float64):
             return
         for step in range(2 * (t.n - 1)):
             adds = step < t.n - 1
@@ -498,7 +510,10 @@ class MpiPending(Pending):
         return self._job.done
 
     def result(self) -> NDArray[np.float64]:
+        start = time.perf_counter()
         self._transport.await_job(self._job, lambda: "a reduction over all ranks")
+        if self._transport.trace is not None:
+            self._transport.trace.span("wait", "numbers", start, time.perf_counter())
         return self._result
 
 
