@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -82,7 +83,7 @@ def random_topologies(n: int, seed: int) -> Iterator[Topology]:
     while True:
         W = np.zeros((n, n))
         order = rng.permutation(n)
-        edges = list(zip(order[:-1], order[1:], strict=True))  # a path: connected
+        edges = list(itertools.pairwise(order))  # a path: connected
         edges += [(i, j) for i in range(n) for j in range(i) if rng.random() < 0.4]
         for i, j in edges:
             W[i, j] = W[j, i] = rng.uniform(0.05, 0.9) / n

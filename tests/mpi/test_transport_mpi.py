@@ -280,7 +280,9 @@ def test_a_late_rank_is_named(comm, way):
         transport.exchange(x, 7).mix_into(x)
     else:
         flight = transport.exchange(x, 7)
-        with pytest.raises(NeighbourTimeout, match=rf"rank {i} has waited .* s for rank 1 in round 7"):
+        with pytest.raises(
+            NeighbourTimeout, match=rf"rank {i} has waited .* s for rank 1 in round 7"
+        ):
             flight.wait()
         transport.timeout_s = None
         if way["staging"] == "direct":  # a staged flight has failed for good
