@@ -41,10 +41,17 @@ def digits_cnn(batchnorm: bool = False) -> nn.Module:
 
 
 def vgg11(batchnorm: bool = False) -> nn.Module:
-    """torchvision's VGG11 for 32x32: its five poolings leave 1x1, so one linear layer follows."""
-    models = _torchvision.load("VGG11").models
-    net = (models.vgg11_bn if batchnorm else models.vgg11)(num_classes=10)
-    return nn.Sequential(net.features, nn.Flatten(), nn.Linear(512, 10))
+    """torchvision's VGG11 for 32x32: its five poolings leave 1x1, so one linear layer follows.
+
+    Only the convolutions are built: the classifier of VGG() would take 0.5 GB to throw away.
+    """
+    vgg = _torchvision.load("VGG11").models.vgg
+    features = vgg.make_layers(vgg.cfgs["A"], batch_norm=batchnorm)
+    for layer in features:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(features, nn.Flatten(), nn.Linear(512, 10))
 
 
 def resnet18() -> nn.Module:
