@@ -135,17 +135,7 @@ class Agent(Runner):
                     f"{slot.name} requires a gradient but is not in the optimizer: add it, "
                     "or freeze it with requires_grad_(False)"
                 )
-        if getattr(self.algorithm, "form", None) == "gradient":
-            plain = type(self.optimizer) is torch.optim.SGD and not any(
-                group[key]
-                for group in self.optimizer.param_groups
-                for key in ("momentum", "weight_decay", "nesterov")
-            )
-            if not plain or len({g["lr"] for g in self.optimizer.param_groups}) > 1:
-                raise UserError(
-                    'form="gradient" is the paper\'s literal update, for torch.optim.SGD without '
-                    'momentum or weight decay: use form="delta" with this optimizer'
-                )
+        check_form(self.algorithm, self.optimizer, self.flat)
 
     def _check_same_model(self) -> None:
         how = f"{self.algorithm!r},{self.transport.wire}".replace(" ", "")
@@ -169,6 +159,26 @@ class Agent(Runner):
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if id(tensor) not in inside:  # frozen, integer or local: equal at the start, too
                 self.transport.broadcast(tensor)
+
+
+def check_form(algorithm: Algorithm, optimizer: torch.optim.Optimizer, flat: Flat) -> None:
+    """The gradient form replaces x by what was sent less the gradients, so they must tell all."""
+    if getattr(algorithm, "form", None) != "gradient":
+        return
+    groups = optimizer.param_groups
+    plain = type(optimizer) is torch.optim.SGD and not any(
+        group[key] for group in groups for key in ("momentum", "weight_decay", "nesterov")
+    )
+    if not plain or len({group["lr"] for group in groups}) > 1:
+        raise UserError(
+            'form="gradient" is the paper\'s literal update, for torch.optim.SGD without '
+            'momentum or weight decay: use form="delta" with this optimizer'
+        )
+    if len(flat.parameters) < len(flat.slots):
+        raise UserError(
+            'form="gradient" would lose what BatchNorm has counted in a round: use '
+            'buffers="local" or form="delta" with this model'
+        )
 
 
 def wire_type(wire: torch.dtype | str | None, model: torch.dtype) -> torch.dtype | None:

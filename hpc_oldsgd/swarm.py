@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .agent import check_form
 from .algorithms import Algorithm
 from .errors import UserError
 from .flat import Buffers, Flat
@@ -62,6 +63,7 @@ class Swarm(Runner):
         for i, flat in enumerate(flats):
             X[i] = flat.x
             flats[i] = Flat(models[i], buffers, X[i], None if G is None else G[i])
+            check_form(algorithm, optimizers[i], flats[i])
         super().__init__(X, algorithm, transport)
         self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
         self._g = X if G is None else G
