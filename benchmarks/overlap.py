@@ -33,7 +33,7 @@ class Options:
     ratio: tuple[float, ...] = (0.2, 1.0, 2.0)
     """How many times tau t_g the exchange of two messages takes."""
     mpirun: tuple[str, ...] = ()
-    """The MPIs: their mpirun. Without it, those of the virtual environment, else the one in PATH."""
+    """The MPIs, by their mpirun; else those of the virtual environment, or the one in PATH."""
     ranks: int = 4
     """Ranks in the ring, at least 3."""
     model_bytes: int = 40_000_000
@@ -120,7 +120,7 @@ def table(measured: list[dict[str, Any]]) -> str:
     for (mpi, t_c_ratio, algorithm), runs in cells.items():
 
         def median(name: str, runs: Any = runs) -> float:
-            return statistics.median(result[name] for result, _ in runs)
+            return float(statistics.median(result[name] for result, _ in runs))
 
         ratios = [result["ratio_to_ideal"] for result, _ in runs]
         spread = f" ({min(ratios):.3f} to {max(ratios):.3f})" if len(ratios) > 1 else ""

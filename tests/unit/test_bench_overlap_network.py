@@ -1,0 +1,82 @@
+"""On a network that is really slow: OLDSGD hides its messages, LDSGD does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SLOW_NET = ROOT / "benchmarks" / "slow_net.sh"
+OWN = Path(sys.prefix)
+
+
+def slow_net_works() -> bool:
+    if sys.platform != "linux" or not shutil.which("unshare"):
+        return False
+    probe = [str(SLOW_NET), "ranks", "1", "1gbit", "true"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
+MPIRUNS = [
+    pytest.param(
+        path,
+        id=name,
+        marks=pytest.mark.skipif(not path.exists(), reason=f"there is no {path}"),
+    )
+    for name, path in (
+        ("own", Path(os.environ.get("MPIRUN", OWN / "bin" / "mpirun"))),
+        ("openmpi", OWN / "openmpi" / "bin" / "mpirun"),
+    )
+]
+
+
+@pytest.mark.root
+@pytest.mark.skipif(
+    not slow_net_works(), reason="slow_net.sh needs root, tc and network namespaces"
+)
+@pytest.mark.parametrize("mpirun", MPIRUNS)
+def test_oldsgd_hides_what_ldsgd_waits_for(mpirun: Path) -> None:
+    # One message of 1 MB takes 0.17 s at 50 Mbit/s, 5 gradients take 0.5 s: room for a busy machine.
+    env = {**os.environ, "PATH": f"{mpirun.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    library = mpirun.parent.parent / "lib" / "libmpi.so.40"
+    if library.exists():
+        env["MPI4PY_LIBMPI"] = str(library)
+    small = ["--model-bytes", "1000000", "--grad-seconds", "0.1", "--rounds", "5", "--json"]
+    command = [sys.executable, "-m", "hpc_oldsgd.bench", "overlap", *small]
+    done = subprocess.run(
+        [str(SLOW_NET), "mpirun", "2", "50mbit", *command],
+        cwd=ROOT,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout.splitlines()[-1])
+    oldsgd, ldsgd = printed["results"]
+    assert printed["settings"]["network"] == "50mbit"
+    assert printed["settings"]["t_c"] > 0.15  # the bytes did go over the slow link
+    assert oldsgd["hidden"] > 0.9
+    assert ldsgd["hidden"] < 0.3
+
+
+@pytest.mark.root
+@pytest.mark.skipif(
+    not slow_net_works(), reason="slow_net.sh needs root, tc and network namespaces"
+)
+def test_networks_leave_nothing_behind_and_do_not_meet() -> None:
+    names = [str(SLOW_NET), "ranks", "2", "1gbit", "sh", "-c", "ip netns list | sort; sleep 1"]
+    both = [subprocess.Popen(names, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for one in both:
+        out, _ = one.communicate(timeout=60)
+        assert one.returncode == 0
+        assert [line.split()[0] for line in out.splitlines()] == ["rank0", "rank1"]
+    left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
+    assert "rank0" not in left
