@@ -13,6 +13,8 @@ from tqdm import tqdm
 from . import algorithms, cli, metrics, runs, tasks
 from .config import SimulateOptions
 from .errors import Diverged, UserError
+from .plot import curves, style
+from .plot.folders import Run
 
 PROG = "hpc_oldsgd.simulate"
 
@@ -59,9 +61,10 @@ def compare(argv: list[str]) -> Path:
         )
     )
     print(table)
-    title = f"{task.name}, {config.topology}, n = {config.agents}, tau = {tau}, c = {config.c:g}"
-    drawn = draw(results, title, path / "compare.png")
-    print(f"\nwritten to {path}" + ("" if drawn else " (no figure: pip install matplotlib)"))
+    title = f"{task.name}, {config.topology}, n = {config.agents}, τ = {tau}, c = {config.c:g}"
+    drawn = draw(results, title, path / "compare")
+    hint = "" if drawn or style.available() else ' (no figure: pip install "hpc_oldsgd[plots]")'
+    print(f"\nwritten to {path}{hint}")
     return path
 
 
@@ -87,22 +90,9 @@ def make_table(
     return "\n".join(lines)
 
 
-def draw(results: dict[str, list[dict[str, Any]]], title: str, path: Path) -> bool:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
+def draw(results: dict[str, list[dict[str, Any]]], title: str, stem: Path) -> bool:
+    lines = [Run(stem, rows, "simulated", label=name) for name, rows in results.items() if rows]
+    if not lines or not style.available():
         return False
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    styles = ["-", "--", "-.", ":"]
-    for k, (name, rows) in enumerate(results.items()):
-        times = [row["time"] for row in rows]
-        losses = [row["train_loss"] for row in rows]
-        axes.plot(times, losses, styles[k // 10 % 4], color=f"C{k % 10}", label=name, lw=1.6)
-    axes.set(xlabel="simulated time (gradients)", ylabel="loss of the mean model", title=title)
-    axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-    axes.legend(ncols=2, fontsize=8)
-    figure.savefig(path, dpi=150)
-    figure.savefig(path.with_suffix(".svg"))
-    pyplot.close(figure)
+    curves.save(lines, "time", stem, ("png", "svg"), title)
     return True

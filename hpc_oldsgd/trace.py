@@ -48,7 +48,8 @@ class Trace:
     def write(self, path: Path) -> None:
         starts = np.array([event["ts"] for event in self.events])
         if self._marks:
-            starts = starts + np.interp(starts, *zip(*self._marks, strict=True))
+            times, offsets = zip(*self._marks, strict=True)
+            starts = starts + np.interp(starts, times, offsets)
         placed = [
             {**event, "ts": round(start * 1e6, 1)}
             for event, start in zip(self.events, starts.tolist(), strict=True)

@@ -55,13 +55,13 @@ def save(
 def choose_panels(runs: Sequence[Run]) -> list[Panel]:
     """f(xbar), what the task is judged by on test data, and how far the agents are apart."""
     known = [
-        Panel("test_accuracy", "test accuracy of the mean model (%)", 100.0),
-        Panel("test_perplexity", "test perplexity of the mean model"),
+        Panel("test_accuracy", "test accuracy, mean model (%)", 100.0),
+        Panel("test_perplexity", "test perplexity, mean model"),
     ]
     test = [panel for panel in known if any(run.has(panel.key) for run in runs)]
     return [
-        Panel("train_loss", r"training loss of the mean model, $f(\bar{x})$"),
-        *(test or [Panel("test_loss", "test loss of the mean model")]),
+        Panel("train_loss", "training loss, mean model"),
+        *(test or [Panel("test_loss", "test loss, mean model")]),
         Panel("consensus", "consensus distance"),
     ]
 
@@ -73,9 +73,8 @@ def x_axis(runs: Sequence[Run], x: X) -> tuple[float, str]:
     if runs[0].clock == "simulated":
         return 1.0, "simulated time (1 = one gradient)"
     longest = max((row["time"] for run in runs for row in run.rows), default=0.0)
-    for limit, seconds, unit in ((300, 1, "s"), (3 * 3600, 60, "min"), (math.inf, 3600, "h")):
-        if longest <= limit:
-            break
+    units = ((300, 1, "s"), (3 * 3600, 60, "min"), (math.inf, 3600, "h"))
+    seconds, unit = next((seconds, unit) for limit, seconds, unit in units if longest <= limit)
     return seconds, f"wall time ({unit})"
 
 

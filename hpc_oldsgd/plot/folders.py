@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +31,12 @@ class Run:
         return path if path.is_file() else None
 
     def values(self, key: str, factor: float = 1.0) -> list[float]:
-        """A column; what a row does not have, or was not finite, is a gap."""
+        """A column; what a row does not have, or is not finite, is a gap."""
         column = (row.get(key) for row in self.rows)
-        return [float("nan") if value is None else float(value) * factor for value in column]
+        return [
+            float(v) * factor if isinstance(v, (int, float)) and math.isfinite(v) else math.nan
+            for v in column
+        ]
 
     def has(self, key: str) -> bool:
         return any(row.get(key) is not None for row in self.rows)

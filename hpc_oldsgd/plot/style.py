@@ -20,7 +20,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#5
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.3, 1.2, 1.3)))
 INK, GREY = "#1e293b", "#94a3b8"
 
-_RC = {
+_RC: Any = {
     "font.size": 8,
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",

@@ -30,7 +30,7 @@ COLOURS = {
 NAMES = {
     "compute": "gradient",
     "flight": "message on its way",
-    "wait": "waiting for it",
+    "wait": "waiting",
     "mix": "mixing",
     "evaluate": "measuring the mean model",
     "checkpoint": "checkpoint",
@@ -140,15 +140,16 @@ def representative(
     quarter = len(windows) // 4
     middle = windows[quarter : len(windows) - quarter]
 
+    breaks = [s for s in spans if s.track in ("evaluate", "checkpoint") and not _flies(s)]
+
     def length(window: tuple[int, int]) -> float:
         return statistics.mean(begun[window[1]] - begun[window[0]] for begun in starts.values())
 
     def disturbed(window: tuple[int, int]) -> bool:
         return any(
-            span.track in ("evaluate", "checkpoint") and span.lane == 0
-            and starts[span.rank][window[0]] < span.end and span.start < starts[span.rank][window[1]]
-            for span in spans
-        )  # fmt: skip
+            starts[span.rank][window[0]] < span.end and span.start < starts[span.rank][window[1]]
+            for span in breaks
+        )
 
     calm = [window for window in middle if not disturbed(window)] or middle
     typical = statistics.median(map(length, calm))
@@ -168,7 +169,8 @@ def save(timelines: Sequence[Timeline], stem: Path, formats: Sequence[str]) -> l
             axes, timelines, layouts, lengths, strict=True
         ):
             used |= _draw(axis, timeline, lanes, height)
-            axis.set_xlim(0, max(lengths) if shared else length)
+            room = max(lengths) if shared else length
+            axis.set_xlim(-0.003 * room, 1.003 * room)
         axes[-1].set_xlabel("time (ms)")
         from matplotlib.patches import Patch
 
@@ -188,8 +190,8 @@ def _layout(timeline: Timeline) -> tuple[Lanes, float]:
     for rank in timeline.ranks:
         lanes[rank, "thread", 0] = (top, LANE_IN)
         top += LANE_IN
-        flying = sorted({(s.track, s.lane) for s in inside if s.rank == rank and _flies(s)})
-        for track, lane in flying:
+        flying = {(s.track, s.lane) for s in inside if s.rank == rank and _flies(s)}
+        for track, lane in sorted(flying, key=lambda row: (row[0] == "evaluate", row)):
             lanes[rank, track, lane] = (top, LANE_IN * 0.6)
             top += LANE_IN * 0.6
         top += GAP_IN
@@ -254,8 +256,12 @@ def said(timeline: Timeline) -> str:
              if s.round is not None and timeline.first <= s.round < timeline.last]  # fmt: skip
     flights = [s.end - s.start for s in shown if s.track in FLYING]
     waits = [s.end - s.start for s in shown if s.track == "wait"]
-    text = f"{length:.3g} ms a round"
+    text = f"{_ms(length)} a round"
     if flights:
         hidden = max(0.0, 1 - sum(waits) / max(sum(flights), 1e-9))
-        text += f", {statistics.mean(flights):.3g} ms a message, {hidden:.0%} of it hidden"
+        text += f", {_ms(statistics.mean(flights))} a message, {hidden:.0%} of it hidden"
     return text
+
+
+def _ms(time: float) -> str:
+    return f"{time:.0f} ms" if time >= 100 else f"{time:.3g} ms"
