@@ -56,6 +56,21 @@ class RunOptions:
     """Replace the run that is in the folder."""
     tensorboard: bool = False
     """Write TensorBoard event files beside metrics.jsonl."""
+    checkpoint_every: int = 0
+    """Rounds between two checkpoints; 0 for none by count. The last round always leaves one."""
+    checkpoint_seconds: float = 600.0
+    """Seconds between two checkpoints; 0 for none by time."""
+    keep: int = 2
+    """Checkpoints kept; older ones are removed when a new one is complete."""
+    resume: str = "never"
+    """never; auto, from the newest checkpoint in --out if there is one; or a run's folder or one
+    of its checkpoints."""
+    resume_average: bool = False
+    """With --resume: a fresh start from the mean of the checkpoint's models, for another number of
+    agents or other options."""
+    on_signal: Literal["stop", "continue"] = "stop"
+    """What follows the checkpoint that SIGUSR1 asks for; SIGTERM always stops. A stopped run exits
+    with 75."""
 
     def __post_init__(self) -> None:
         positive = {"iterations": self.iterations, "alpha": self.alpha}
@@ -67,12 +82,22 @@ class RunOptions:
             "weight-decay": self.weight_decay,
             "eval-every": self.eval_every,
             "seed": self.seed,
+            "checkpoint-every": self.checkpoint_every,
+            "checkpoint-seconds": self.checkpoint_seconds,
         }
         for name, number in at_least_zero.items():
             if not 0 <= number < float("inf"):
                 raise UserError(f"--{name} must be at least 0, not {number:g}")
         if self.eval_samples < 1:
             raise UserError(f"--eval-samples must be at least 1, not {self.eval_samples}")
+        if self.keep < 1:
+            raise UserError(f"--keep must be at least 1, not {self.keep}")
+        if self.resume == "auto" and self.out is None:
+            raise UserError("--resume auto needs --out, the folder of the run to go on with")
+        if self.resume_average and self.resume in ("never", "auto"):
+            raise UserError("--resume-average needs --resume RUN, the run whose mean to start from")
+        if self.resume != "never" and self.overwrite:
+            raise UserError("--resume goes on with a run, --overwrite replaces it: choose one")
         if self.momentum and self.optimizer != "sgd":
             raise UserError("--momentum belongs to --optimizer sgd")
         parse_partition(self.partition)

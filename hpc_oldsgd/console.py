@@ -15,26 +15,24 @@ LINES = 10  # where there is no terminal
 class Console:
     """Silent unless `shown`: under MPI rank 0 alone speaks."""
 
-    def __init__(self, total: int, shown: bool = True, initial: int = 0) -> None:
-        self.shown = shown
-        self._total = total
+    def __init__(self, prog: str, shown: bool = True) -> None:
+        self.prog, self.shown = prog, shown
         self._terminal = sys.stderr.isatty()
-        self._bar = tqdm(
-            total=total,
-            initial=initial,
-            unit="it",
-            disable=not (shown and self._terminal),
-            dynamic_ncols=True,
-        )
-        self._last: dict[str, Any] = {}
+        self._total = 0
+        self._bar = tqdm(disable=True)
+        self._warned: set[str] = set()
         self._start_s = time.perf_counter()
         self._next_line = 0.0
+
+    def start(self, total: int) -> None:
+        self._total, self._start_s = total, time.perf_counter()
+        hidden = not (self.shown and self._terminal)
+        self._bar = tqdm(total=total, unit="it", disable=hidden, dynamic_ncols=True)
 
     def step(self, t: int) -> None:
         self._bar.update(t - self._bar.n if self._bar.n is not None else 0)
 
     def row(self, row: dict[str, Any]) -> None:
-        self._last = row
         text = describe(row)
         if not self.shown:
             return
@@ -46,6 +44,18 @@ class Console:
                 f"[{elapsed:6.1f} s] iteration {row['iteration']}/{self._total}  {text}", flush=True
             )
             self._next_line = row["iteration"] + self._total / LINES
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self.shown:
+            tqdm.write(f"{self.prog}: {text}", file=sys.stderr)
+            sys.stderr.flush()
+
+    def warn(self, problem: str) -> None:
+        """Once for each problem."""
+        if problem and problem not in self._warned:
+            self._warned.add(problem)
+            self.say(f"warning: {problem}; the run goes on")
 
     def close(self) -> None:
         self._bar.close()

@@ -10,7 +10,7 @@ import numpy as np
 
 from .transport.base import Pending, Transport
 
-WISHES = ("stop", "checkpoint", "diverged", "not_ready")
+WISHES = ("stop", "checkpoint", "diverged", "not_ready", "writing")
 
 
 class Control:

@@ -8,9 +8,15 @@ class UserError(ValueError):
 
 
 class Diverged(RuntimeError):
-    """The loss became NaN, infinite or exploded; a checkpoint of the last round was written."""
+    """The loss became NaN, infinite or exploded: all ranks stopped at the same boundary."""
 
     exit_code = 3
+
+
+class Stopped(RuntimeError):
+    """A signal ended the run at a boundary, with a checkpoint: it can be resumed."""
+
+    exit_code = 75  # EX_TEMPFAIL: a job script may requeue
 
 
 class NeighbourTimeout(RuntimeError):

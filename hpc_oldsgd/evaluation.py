@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .data import Samples, to_device
@@ -24,6 +26,7 @@ from .tasks import Task
 from .transport.base import Pending, Reduction
 
 SPLITS = ("train", "test")
+PIECE = 1 << 20
 
 
 class MeanModel:
@@ -33,15 +36,18 @@ class MeanModel:
         self.task = task
         self.model = copy.deepcopy(like)
         self.flat = Flat(self.model, buffers)
-        self.recalibrate = recalibrate
+        self.local = local_buffers(self.model, self.flat)
+        self.bn_recalibrated = recalibrate
 
-    def load(self, xbar: Tensor) -> None:
-        with torch.no_grad():
-            self.flat.x.copy_(xbar)
-        if self.recalibrate:
-            self._recalibrate()
+    def load_local(self, values: NDArray[np.float64]) -> None:
+        """Their mean over the agents, one after the other."""
+        at = 0
+        for buffer in self.local.values():
+            part = values[at : at + buffer.numel()]
+            buffer.copy_(torch.from_numpy(part).view_as(buffer))
+            at += buffer.numel()
 
-    def _recalibrate(self) -> None:
+    def recalibrate(self) -> None:
         """BatchNorm statistics of the mean model itself, over the fixed training sample."""
         norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         momenta = [m.momentum for m in norms]
@@ -57,6 +63,13 @@ class MeanModel:
             norm.momentum = momentum
 
 
+def local_buffers(model: nn.Module, flat: Flat) -> dict[str, Tensor]:
+    """Float buffers outside of x: BatchNorm's, where each agent keeps its own."""
+    inside = {slot.name for slot in flat.slots}
+    buffers = model.named_buffers()
+    return {k: b for k, b in buffers if k not in inside and b.is_floating_point()}
+
+
 @dataclass
 class Row:
     """One evaluation under way."""
@@ -66,6 +79,7 @@ class Row:
     time: float
     reduction: Reduction
     x: Tensor  # as it was, for the exact consensus distance
+    local: Pending | None
     sums: Pending | None = None
 
 
@@ -73,14 +87,21 @@ class Evaluator:
     """Measures f(xbar), the test set and the exact consensus distance of every agent's x."""
 
     def __init__(
-        self, runner: Runner, mean: MeanModel, agents: list[int], samples: int | None
+        self,
+        runner: Runner,
+        mean: MeanModel,
+        models: Mapping[int, nn.Module],
+        train_samples: int,
+        test_samples: int | None,
     ) -> None:
+        """`models` are the agents of this process; it measures their share of the samples."""
         self.runner, self.mean, self.task = runner, mean, mean.task
         self.n = runner.transport.n
-        share = agents[0] if len(agents) < self.n else None
+        self.models = models
+        share = min(models) if len(models) < self.n else None
         self.parts = [
-            _part(self.task.train_sample(samples), share, self.n),
-            _part(self.task.test_set(samples), share, self.n),
+            _part(self.task.train_sample(train_samples), share, self.n),
+            _part(self.task.test_set(test_samples), share, self.n),
         ]
         self.row: Row | None = None
         self.keys: list[str] = []
@@ -97,16 +118,34 @@ class Evaluator:
     def start(self) -> None:
         runner = self.runner
         reduction = runner.transport.snapshot_mean(runner.x, runner.r)
-        self.row = Row(runner.r, runner.t, runner.transport.now(), reduction, runner.x.clone())
+        now, x = runner.transport.now(), runner.x.clone()
+        self.row = Row(runner.r, runner.t, now, reduction, x, self._mean_local())
+
+    def _mean_local(self) -> Pending | None:
+        if not self.mean.local:
+            return None
+        rows = []
+        for model in self.models.values():
+            buffers = dict(model.named_buffers())
+            own = [buffers[name].detach().double().flatten() for name in self.mean.local]
+            rows.append(torch.cat(own).cpu().numpy())
+        return self.runner.transport.reduce(np.sum(rows, axis=0) / self.n, "sum")
 
     def measure(self) -> None:
         """The mean is here: measure this rank's share, and send the sums on."""
         assert self.row is not None
         start = time.perf_counter()
         row, x = self.row, self.row.x
-        xbar = row.reduction.mean(torch.empty_like(x))
-        distance = float((x.double() - xbar.double()).square().sum())
-        self.mean.load(xbar if xbar.ndim == 1 else xbar[0])
+        own = self.mean.flat.x
+        with torch.no_grad():
+            xbar = row.reduction.mean(own if x.ndim == 1 else torch.empty_like(x))
+            if xbar is not own:
+                own.copy_(xbar[0])
+        distance = squared_distance(x, own)
+        if row.local is not None:
+            self.mean.load_local(row.local.result())
+        if self.mean.bn_recalibrated:
+            self.mean.recalibrate()
         numbers: dict[str, float] = {}
         for split, (samples, weight) in zip(SPLITS, self.parts, strict=True):
             measured = self.task.evaluate(self.mean.model, samples)
@@ -138,6 +177,15 @@ class Evaluator:
         result["consensus"] = float(distance) / self.n
         self.row = None
         return result
+
+
+def squared_distance(x: Tensor, xbar: Tensor) -> float:
+    """Summed in float64, a piece at a time: no second model-sized buffer."""
+    total = 0.0
+    for start in range(0, xbar.numel(), PIECE):
+        difference = x[..., start : start + PIECE].double() - xbar[start : start + PIECE]
+        total += float(difference.square_().sum())
+    return total
 
 
 def _part(samples: Samples, share: int | None, n: int) -> tuple[Samples, float]:

@@ -1,25 +1,11 @@
 """A run's folder: config.json, metrics.jsonl, summary.json, and TensorBoard when asked.
 
-Columns of metrics.jsonl, one row per evaluation (units: seconds, or gradients of the virtual
-clock where a name has no _s):
-
-    round, iteration   rounds completed, gradients per agent
-    time               wall seconds since the start, or simulated time
-    train_loss         f(xbar): loss of the mean model on a fixed sample of the training set
-    test_loss, test_accuracy | test_perplexity   of the mean model
-    consensus          (1/n) sum_i ||x_i - xbar||^2, exact
-    consensus_op       (1/n) sum_ij w_ij ||y_j - y_i||^2 of the last mixing, from the fused pass
-    batch_loss         mean training loss of the batches since the last row
-    agent_loss         the same per agent
-    step_s             wall seconds per gradient, waits and mixing included
-    samples_per_s      all agents together
-    transfer, exposed  mean time of a flight, and how long the agent stood waiting for it
-    hidden             1 - exposed / transfer
-    eval_s             wall seconds this rank has spent measuring the mean model
+The columns of metrics.jsonl and everything else in the folder: docs/runs.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -27,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -38,19 +25,43 @@ PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py", "torchvision", "transforme
 
 
 class RunFolder:
-    """The one writer of a run's files; on rank 0 only."""
+    """The one writer of a run's files; on rank 0 only. A full disk ends no run."""
 
-    def __init__(self, path: Path, tensorboard: bool = False) -> None:
+    def __init__(
+        self, path: Path, tensorboard: bool = False, history: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """`history` are the rows of a resumed run; whatever else metrics.jsonl held is dropped."""
         self.path = path
-        self._metrics = (path / "metrics.jsonl").open("a", buffering=1)
-        self._board: Any = _board(path) if tensorboard else None
+        self.problem = ""
+        """Why the last row is not on the disk yet; it is tried again with the next."""
+        first = path / f".metrics.{os.getpid()}"
+        try:
+            first.write_bytes(b"".join(map(_line, history)))
+            first.replace(path / "metrics.jsonl")
+            self._metrics = os.open(path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}") from None
+        self._unwritten = b""
+        self._board: Any = None
+        if tensorboard:
+            self._board = _board(path, history[-1]["iteration"] + 1 if history else 0)
 
     def row(self, row: dict[str, Any]) -> None:
-        self._metrics.write(json.dumps(clean(row)) + "\n")
+        self._unwritten += _line(row)
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._metrics, self._unwritten) :]
+            self.problem = ""
+        except OSError as error:
+            self.problem = f"metrics.jsonl: {error.strerror}"
         if self._board is not None:
             for key, value in row.items():
                 if isinstance(value, (int, float)) and math.isfinite(value):
                     self._board.add_scalar(key, value, row["iteration"])
+
+    def sync(self) -> None:
+        """The rows so far outlive a power cut. From any thread."""
+        os.fsync(self._metrics)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all: a reader never sees half a file."""
@@ -58,10 +69,30 @@ class RunFolder:
         temporary.write_text(json.dumps(clean(content), indent=2) + "\n")
         temporary.replace(self.path / name)
 
+    def summary(self, content: dict[str, Any]) -> str:
+        """Write summary.json; the problem if it cannot be."""
+        try:
+            self.write("summary.json", content)
+        except OSError as error:
+            return f"summary.json: {error.strerror}"
+        return ""
+
     def close(self) -> None:
-        self._metrics.close()
+        os.close(self._metrics)
         if self._board is not None:
             self._board.close()
+
+
+def read_rows(run: Path, before: int) -> list[dict[str, Any]]:
+    """The rows of the rounds before one; a line that a crash cut short is no row."""
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (run / "metrics.jsonl").read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and int(row.get("round", before)) < before:
+                    rows.append(row)
+    return rows
 
 
 def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
@@ -72,13 +103,16 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
         if not any((path / name).exists() for name in FILES):
             raise UserError(f"{path} holds something else than a run: choose another --out")
         if not overwrite:
-            raise UserError(f"{path} holds a run: add --overwrite to replace it")
+            raise UserError(
+                f"{path} holds a run: add --resume auto to go on with it, or --overwrite"
+            )
         for name in (*FILES, "checkpoints", "trace.json", "tensorboard"):
             old = path / name
             if old.is_symlink() or old.is_file():
                 old.unlink()  # a link is removed, never followed
             elif old.is_dir():
                 shutil.rmtree(old)
+    (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
@@ -118,6 +152,10 @@ def clean(value: Any) -> Any:
     return value
 
 
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(clean(row)).encode() + b"\n"
+
+
 def _git() -> dict[str, Any] | None:
     """Of this package's own checkout, if it is one."""
     here = Path(__file__).parent
@@ -133,11 +171,12 @@ def _git() -> dict[str, Any] | None:
     return {"commit": commit, "changed": bool(changes)}
 
 
-def _board(path: Path) -> Any:
+def _board(path: Path, iteration: int) -> Any:
+    """Event files that a resumed run goes on with; what it repeats is hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError(
             "--tensorboard needs the tensorboard package: pip install 'hpc_oldsgd[tensorboard]'"
         ) from None
-    return SummaryWriter(str(path / "tensorboard"))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(path / "tensorboard"), purge_step=iteration)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+
+from torch import nn
 
 from . import algorithms, cli, tasks
 from . import topology as topologies
 from .algorithms import Algorithm
+from .checkpoint import Policy
 from .config import RunOptions
-from .errors import UserError
+from .console import Console
+from .errors import Diverged, Stopped, UserError
+from .export import layout
+from .flat import Flat
 from .metrics import RunFolder, environment
 from .tasks import Task
 from .topology import Topology
+from .training import Training
 
 O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
 
@@ -70,6 +78,42 @@ def write_config(
             "environment": environment(),
         },
     )
+
+
+def policy(config: RunOptions) -> Policy:
+    return Policy(config.checkpoint_every, config.checkpoint_seconds, config.keep)
+
+
+def about(
+    who: dict[str, Any], config: RunOptions, alpha: float, model: nn.Module, flat: Flat
+) -> dict[str, Any]:
+    """What a checkpoint's manifest says of its run."""
+    return {"run": who, "alpha": alpha, "bn": config.bn, "layout": layout(model, flat)}
+
+
+def on_row(console: Console, folder: RunFolder | None) -> Callable[[dict[str, Any]], None]:
+    """Shows a row and, where the folder is, writes it."""
+
+    def take(row: dict[str, Any]) -> None:
+        console.row(row)
+        if folder is not None:
+            folder.row(row)
+            console.warn(folder.problem)
+
+    return take
+
+
+def check_end(training: Training, ended: Diverged | None, path: Path) -> None:
+    """Raises what the exit code is to say; the same on every rank."""
+    if ended is not None:
+        raise ended
+    if training.stopped:
+        runner, keeper = training.runner, training.checkpoints
+        saved = keeper.last.name if keeper is not None and keeper.last is not None else "none"
+        raise Stopped(
+            f"stopped by a signal after iteration {runner.t} of {training.iterations}, the last "
+            f"checkpoint is {saved}: go on with --resume auto --out {path}"
+        )
 
 
 def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str) -> dict[str, Any]:

@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import cli, metrics, runs
+from . import cli, metrics, resume, runs
 from .algorithms import Algorithm
+from .checkpoint import Checkpoints
 from .clock import Clock
 from .config import SimulateOptions
 from .console import Console, summary_lines
+from .errors import Diverged
+from .signals import Inbox
 from .swarm import Swarm
 from .tasks import Task, seed_model
 from .training import Training, Worker
@@ -62,7 +65,8 @@ class Simulation:
         )
 
     def run(self) -> list[dict[str, Any]]:
-        self.swarm.start()
+        if not self.swarm.started:
+            self.swarm.start()
         rows = self.training.run()
         self.swarm.finish()
         return rows
@@ -77,42 +81,59 @@ def main() -> None:
             compare(argv)
             return
         config, algorithm, task = runs.read_options(SimulateOptions, PROG)
-        run(config, algorithm, task)
+        signals = Inbox(config.on_signal)
+        signals.install()
+        run(config, algorithm, task, signals)
 
 
-def run(config: SimulateOptions, algorithm: Algorithm, task: Task) -> Path:
+def run(
+    config: SimulateOptions, algorithm: Algorithm, task: Task, signals: Inbox | None = None
+) -> Path:
     if config.threads:
         torch.set_num_threads(config.threads)
-    path = runs.folder_for(config, config.agents)
-    metrics.prepare(path, config.overwrite)
-    console: Console | None = None
-    folder: metrics.RunFolder | None = None
-
-    def on_row(row: dict[str, Any]) -> None:
-        assert console is not None and folder is not None
-        console.row(row)
-        folder.row(row)
-
-    def on_step(t: int) -> None:
-        assert console is not None
-        console.step(t)
-
-    simulation = Simulation(config, algorithm, task, on_row=on_row, on_step=on_step)
-    print(f"{PROG}: {simulation.title}; {simulation.swarm.x.shape[1]:,} parameters", flush=True)
-    console = Console(simulation.iterations)
-    folder = metrics.RunFolder(path, config.tensorboard)
+    console = Console(PROG)
+    simulation = Simulation(
+        config, algorithm, task, on_step=console.step, say=console.say, signals=signals
+    )
+    swarm, training = simulation.swarm, simulation.training
+    model = swarm.models[0]
+    who = resume.identity("simulate", config, algorithm, task, simulation.topology, model)
+    plan, overwrite = resume.plan(
+        config, who, config.agents, lambda found: list(range(found.count)), lambda text: [text],
+        console.say,
+    )  # fmt: skip
+    history = plan.prepare(overwrite)
+    for each in swarm.models:
+        resume.take_mean(plan, each)
+    folder = metrics.RunFolder(plan.path, config.tensorboard, history)
     runs.write_config(
         folder, config, algorithm, task, agents=config.agents, alpha=simulation.alpha,
         iterations=simulation.iterations, topology=runs.describe_topology(simulation.topology),
     )  # fmt: skip
-    rows = simulation.run()
+    print(f"{PROG}: {simulation.title}; {swarm.x.shape[1]:,} parameters", flush=True)
+    console.start(simulation.iterations)
+    training.on_row = runs.on_row(console, folder)
+    training.rows += history
+    about = runs.about(who, config, simulation.alpha, model, swarm.flats[0])
+    training.checkpoints = Checkpoints(
+        plan.path, swarm.transport, training.control, runs.policy(config), shard=0, count=1,
+        about=about, before_commit=folder.sync,
+    )  # fmt: skip
+    resume.load(training, plan, 0, simulation.alpha, console.say)
+    ended = None
+    try:
+        simulation.run()
+    except Diverged as error:
+        ended = error
     console.close()
-    summary = runs.summarise(rows, task, simulation.title, "units")
-    folder.write("summary.json", summary)
+    if ended is None and not training.stopped:
+        summary = runs.summarise(training.rows, task, simulation.title, "units")
+        console.warn(folder.summary(summary))
+        print(summary_lines(summary, plan.path), flush=True)
     folder.close()
-    print(summary_lines(summary, path), flush=True)
-    return path
+    runs.check_end(training, ended, plan.path)
+    return plan.path
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,0 +1,172 @@
+"""A tree of tensors and plain values as one safetensors file; nothing is ever unpickled.
+
+Tensors are safetensors entries, everything around them JSON in the file's metadata. The file is
+written and hashed in one pass of large writes, which leave the interpreter lock to the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+PIECE_BYTES = 1 << 24
+DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+class Unusable(Exception):
+    """A file of a checkpoint is missing, torn or not what it should be; the message says why."""
+
+
+@dataclass(frozen=True)
+class Written:
+    sha256: str
+    bytes: int
+
+
+def snapshot(tree: Any) -> Any:
+    """A copy in host memory that the training no longer touches; waits for a device's copies."""
+    return _tensors(tree, lambda t: t.detach().to("cpu", copy=True))
+
+
+def write(path: Path, tree: Any) -> Written:
+    """Under its name only once it is whole and on the disk."""
+    tensors: dict[str, Tensor] = {}
+    described = json.dumps(_pack(tree, tensors, ""))
+    # Wide types first: every tensor then starts at a multiple of its own size.
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    header: dict[str, Any] = {"__metadata__": {"tree": described}}
+    end = 0
+    for name in order:
+        start, end = end, end + tensors[name].numel() * tensors[name].element_size()
+        header[name] = {
+            "dtype": DTYPES[tensors[name].dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [start, end],
+        }
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    parts = [struct.pack("<Q", len(head)) + head, *(_bytes(tensors[name]) for name in order)]
+    digest = hashlib.sha256()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            for part in parts:
+                view = memoryview(part)
+                for a in range(0, len(view), PIECE_BYTES):
+                    _write_all(file.fileno(), view[a : a + PIECE_BYTES])
+                    digest.update(view[a : a + PIECE_BYTES])
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    return Written(digest.hexdigest(), 8 + len(head) + end)
+
+
+def read(path: Path) -> Any:
+    """The tree of a file that `write` made. Raises Unusable."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            described = json.loads((file.metadata() or {})["tree"])
+            return _unpack(described, file.get_tensor)
+    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError) as error:
+        raise Unusable(f"{path.name} cannot be read ({_short(error)})") from None
+
+
+def check(path: Path, expected: Written) -> None:
+    """The file is byte for byte the one that was written. Raises Unusable."""
+    digest = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        if size != expected.bytes:
+            raise Unusable(f"{path.name} has {size} bytes instead of {expected.bytes}")
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(PIECE_BYTES):
+                digest.update(piece)
+    except OSError as error:
+        raise Unusable(f"{path.name}: {error.strerror}") from None
+    if digest.hexdigest() != expected.sha256:
+        raise Unusable(f"the checksum of {path.name} is wrong")
+
+
+def sync_folder(path: Path) -> None:
+    """Make names in it outlive a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# -- trees -------------------------------------------------------------------------------------
+
+
+def _tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: _tensors(value, change) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_tensors(value, change) for value in tree)
+    return tree
+
+
+def _pack(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """Plain JSON: every container is tagged, every tensor named after its place."""
+    if isinstance(tree, Tensor):
+        if tree.dtype not in DTYPES:
+            raise TypeError(f"{name} is {tree.dtype}, which a checkpoint does not hold")
+        tensors[name] = tree
+        return {"tensor": name}
+    if isinstance(tree, dict):
+        return {"dict": [[k, _pack(v, tensors, _join(name, k))] for k, v in tree.items()]}
+    if isinstance(tree, (list, tuple)):
+        kind = "list" if isinstance(tree, list) else "tuple"
+        return {kind: [_pack(v, tensors, _join(name, k)) for k, v in enumerate(tree)]}
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    raise TypeError(f"{name} is a {type(tree).__name__}, which a checkpoint does not hold")
+
+
+def _unpack(tree: Any, tensor: Callable[[str], Tensor]) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    if kind == "tensor":
+        return tensor(content)
+    if kind == "dict":
+        return {key: _unpack(value, tensor) for key, value in content}
+    values = [_unpack(value, tensor) for value in content]
+    return values if kind == "list" else tuple(values)
+
+
+def _join(name: str, key: object) -> str:
+    return f"{name}.{key}" if name else str(key)
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _write_all(handle: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(handle, piece) :]
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:100] or type(error).__name__
