@@ -37,7 +37,8 @@ struct Args {
   A weights[kMaxFixedDegree];
 };
 
-// K consecutive elements, moved as 128-bit words where K of them fill some.
+// K consecutive elements, moved as 128-bit words where K of them fill some. The words are marked as
+// streaming: no element is touched twice.
 template <class S, int K>
 struct Group {
   S v[K];
@@ -49,7 +50,7 @@ struct Group {
     } else {
       uint4 word[kWords];
 #pragma unroll
-      for (int k = 0; k < kWords; ++k) word[k] = reinterpret_cast<const uint4*>(p)[k];
+      for (int k = 0; k < kWords; ++k) word[k] = __ldcs(reinterpret_cast<const uint4*>(p) + k);
       memcpy(v, word, sizeof v);
     }
   }
@@ -60,7 +61,7 @@ struct Group {
       uint4 word[kWords];
       memcpy(word, v, sizeof v);
 #pragma unroll
-      for (int k = 0; k < kWords; ++k) reinterpret_cast<uint4*>(p)[k] = word[k];
+      for (int k = 0; k < kWords; ++k) __stcs(reinterpret_cast<uint4*>(p) + k, word[k]);
     }
   }
 };

@@ -39,6 +39,15 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
 }
 
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
+// As on the device, a 128-bit access to an address that is no multiple of 16 is an error.
+inline uint4 __ldcs(const uint4* p) {
+  if (reinterpret_cast<uintptr_t>(p) % 16) std::abort();
+  return *p;
+}
+inline void __stcs(uint4* p, uint4 v) {
+  if (reinterpret_cast<uintptr_t>(p) % 16) std::abort();
+  *p = v;
+}
 inline void __threadfence() {}
 inline unsigned atomicAdd(unsigned* p, unsigned v) { return (*p += v) - v; }
 
