@@ -54,7 +54,9 @@ class CO2(Algorithm):
         require(0 <= self.beta < 1, f"beta must be at least 0 and below 1, not {self.beta}")
         require(0 < self.outer < inf, f"outer must be positive and finite, not {self.outer}")
         require(1 <= self.Lambda < inf, f"Lambda must be finite and at least 1, not {self.Lambda}")
-        require(self.clip_m is None or self.clip_m > 0, f"clip_m must be positive, not {self.clip_m}")
+        require(
+            self.clip_m is None or self.clip_m > 0, f"clip_m must be positive, not {self.clip_m}"
+        )
 
     def schedule(self, agent: Runner) -> Schedule:
         self.init(phi=agent.x.clone(), m=agent.zeros())
@@ -65,7 +67,9 @@ class CO2(Algorithm):
                 g = yield
                 agent.descend(g)
             self.phi.copy_(agent.x)
-            self.m.mul_(self.beta)
-            self.m.add_((x_old - average.mean(agent.zeros())) / self.Lambda)
+            agent.x.copy_(x_old)
+            late = (agent.x - average.mean(x_old)).div_(self.Lambda)
+            self.m.mul_(self.beta).add_(late)
+            del x_old, late  # not held under the next local steps
             m = self.m if self.clip_m is None else self.m.clamp(-self.clip_m, self.clip_m)
-            agent.x.copy_(x_old - m * self.outer)
+            agent.x.sub_(m * self.outer)

@@ -34,3 +34,4 @@ class CoCoDSGD(Algorithm):
                 agent.descend(g)
             agent.x.sub_(x_old)  # what the local steps did
             agent.x.add_(average.mean(x_old))
+            del x_old  # not held beside the next one

@@ -43,17 +43,17 @@ class KGT(Algorithm):
         self.init(c=agent.zeros())
         for _ in agent.rounds():
             early = agent.exchange(agent.x)  # x_i^r, under the local steps
-            x = agent.x.clone()
+            x_old = agent.x.clone()
             for _ in range(self.tau):
                 g = yield
                 agent.descend(g + self.c)
             scale = self.tau * agent.alpha
             require(scale > 0, "kgt divides by the step size, and it is 0: start it above 0")
-            z = (x - agent.x) / scale
+            z = (x_old - agent.x).div_(scale)
             late = agent.exchange(z)  # z_i, while the agent stands still
-            early.mix_into(x)  # sum_j w_ij x_j^r
-            change = agent.zeros()
-            late.mix_into(change)  # sum_j w_ij z_j - z_i: sums to zero whatever the wire rounds
-            self.c.add_(change)
-            z.add_(change)
-            agent.x.copy_(x - z * (scale * self.eta_s))
+            early.mix_into(x_old)  # sum_j w_ij x_j^r
+            e = agent.zeros()
+            late.mix_into(e)  # sum_j w_ij z_j - z_i: sums to zero whatever the wire rounds
+            self.c.add_(e)
+            agent.x.copy_(x_old.sub_(z.add_(e).mul_(scale * self.eta_s)))
+            del x_old, z, e  # not held under the next local steps

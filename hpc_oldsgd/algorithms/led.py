@@ -22,6 +22,7 @@ from .registry import register
 
 if TYPE_CHECKING:
     from ..schedule import Runner, Schedule
+    from ..transport.base import Flight
 
 
 @register("led")
@@ -53,7 +54,11 @@ class LED(Algorithm):
                 g = yield
                 agent.descend(g)
                 agent.x.sub_(self.y * self.weight)
-            change = agent.zeros()
-            agent.exchange(agent.x).mix_into(change)  # sum_j w_ij phi_j - phi_i
-            agent.x.add_(change)
-            self.y.sub_(change)
+            self.correct(agent, agent.exchange(agent.x))
+
+    def correct(self, agent: Runner, flight: Flight) -> None:
+        """x_i <- x_i + e_i, y_i <- y_i - e_i, where e_i is what the neighbours differ."""
+        e = agent.zeros()
+        flight.mix_into(e)
+        agent.x.add_(e)
+        self.y.sub_(e)

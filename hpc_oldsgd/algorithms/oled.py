@@ -34,7 +34,4 @@ class OLED(LED):
                 g = yield
                 agent.descend(g)
                 agent.x.sub_(self.y * self.weight)
-            change = agent.zeros()
-            flight.mix_into(change)  # sum_j w_ij x_j^r - x_i^r
-            agent.x.add_(change)
-            self.y.sub_(change)
+            self.correct(agent, flight)

@@ -56,6 +56,7 @@ class OverlapLocalSGD(Algorithm):
             if r == 0:
                 self.z.copy_(mean)
             self.v.mul_(self.gamma)
-            self.v.add_(mean - self.z)
+            self.v.add_(mean.sub_(self.z))
             self.z.add_(self.v)
-            agent.x.sub_((agent.x - self.z) * self.a)
+            del mean  # not held under the next local steps
+            agent.x.sub_((agent.x - self.z).mul_(self.a))

@@ -1,0 +1,259 @@
+"""Run folders to tables and figures: what a job array, a scaling job or a row of runs by hand left.
+
+Reads folders only: no training code, no torch, so it runs on a login node.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ..errors import UserError
+from ..plot import curves, folders, labels, style
+from ..plot.folders import Run
+
+PROG = "hpc_oldsgd.study collect"
+LINES = 12  # in one figure; of more runs the best tau of each algorithm is drawn
+# What a task is judged by, and the target when none is given, as a share of the best value.
+JUDGED = {"test_accuracy": (max, 0.95), "test_perplexity": (min, 1.1), "test_loss": (min, 1.1)}
+
+Record = dict[str, Any]
+Table = list[Record]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Tables (Markdown, CSV) and figures of all runs in a folder; they may still be going."""
+
+    folder: tyro.conf.Positional[Path]
+    """The folder; runs are found at any depth."""
+    out: Path | None = None
+    """Folder for the results; the same folder if not given."""
+    target: float | None = None
+    """Test accuracy, as 0.9, or perplexity to reach; if not given 95% of the best accuracy among
+    the runs of a task, or 1.1 times the best perplexity."""
+    figures: bool = True
+    """Draw the curves."""
+
+
+def main(options: Options) -> None:
+    if not options.folder.is_dir():
+        raise UserError(f"There is no folder {options.folder}.")
+    runs = read(options.folder)
+    overlap = overlaps(options.folder)
+    if not runs and not overlap:
+        raise UserError(f"There is no run in {options.folder} yet.")
+    records = [record(run, options.folder) for run in runs]
+    add_targets(runs, records, options.target)
+    tables = {
+        "runs": ("All runs", records),
+        "scaling": ("More agents", scaling(records)),
+        "algorithms": ("Algorithms, each at its best tau", best(records)),
+        "overlap": ("Hidden communication", overlap),
+    }
+    out = options.out or options.folder
+    text = [f"# {options.folder.resolve().name}", ""]
+    out.mkdir(parents=True, exist_ok=True)
+    for name, (title, table) in tables.items():
+        if table:
+            (out / f"{name}.csv").write_text(as_csv(table))
+            text += [f"## {title}", "", markdown(table), ""]
+    text += ["Speed-ups are ratios of the time to the target.", ""] if len(records) > 1 else []
+    if options.figures and style.available():
+        drawn = draw(runs, records, out)
+        text += ["## Curves", "", *(f"![{p.stem}]({p.name})" for p in drawn), ""] if drawn else []
+    (out / "report.md").write_text("\n".join(text))
+    print("\n".join(line for line in text if not line.startswith("![")))
+    hint = "" if style.available() else ' (no figures: pip install "hpc_oldsgd[plots]")'
+    print(f"written to {out}/report.md{hint}")
+
+
+# --- reading ------------------------------------------------------------------------------------
+def read(folder: Path) -> list[Run]:
+    found = sorted(p.parent for p in folder.rglob("metrics.jsonl") if p.stat().st_size)
+    return [run for run in folders.read(found) if run.rows]
+
+
+def record(run: Run, top: Path) -> Record:
+    """A line of the table of runs. Times are seconds, or units of a gradient when simulated."""
+    known, last = labels.settings(run), run.rows[-1]
+    judged = next((key for key in JUDGED if run.has(key)), "train_loss")
+    diverged = (run.path / "diverged").exists()
+    return {
+        "run": str(run.path.relative_to(top)),
+        **{k: known.get(k) for k in ("algorithm", "task", "partition", "topology", "agents")},
+        **{k: known.get(k) for k in ("tau", "c", "alpha")},
+        "state": "diverged" if diverged else "done" if run.ended else "unfinished",
+        "iteration": last["iteration"],
+        "time": last.get("time"),
+        "clock": run.clock,
+        "train_loss": last.get("train_loss"),
+        "judged_by": judged,
+        "value": last.get(judged),
+        "consensus": last.get("consensus"),
+        "step_s": last.get("step_s"),
+        "hidden": last.get("hidden"),
+    }
+
+
+def overlaps(folder: Path) -> Table:
+    """What `bench overlap --json` printed last into overlap.txt."""
+    table: Table = []
+    for path in sorted(folder.rglob("overlap.txt")):
+        try:
+            content = json.loads(path.read_text().rstrip().rsplit("\n", 1)[-1])
+            settings, results = content["settings"], content["results"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path} does not end with the line that --json prints.") from None
+        for result in results:
+            keys = ("tau", "round_s", "ratio_to_ideal", "transfer_s", "exposed_s", "hidden")
+            table.append(
+                {
+                    "run": str(path.relative_to(folder)),
+                    "algorithm": result["algorithm"],
+                    "ranks": settings["ranks"],
+                    "hosts": settings["hosts"],
+                    "MB": settings["model_bytes"] / 1e6,
+                    "mpi": settings["mpi"],
+                    **{key: result[key] for key in keys},
+                }
+            )
+    return table
+
+
+# --- tables -------------------------------------------------------------------------------------
+def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> None:
+    """How long each run took to the target of its task."""
+    for key, group in grouped(list(zip(runs, records, strict=True)), _task_of).items():
+        judged = key[-1]
+        choose, share = JUDGED.get(judged, (min, 1.1))
+        values = [v for run, _ in group for v in run.values(judged) if v == v]
+        target = wanted if wanted is not None else share * choose(values) if values else None
+        for run, line in group:
+            line["target"] = target
+            line["time_to_target"] = None if target is None else reached(run, judged, target)
+
+
+def reached(run: Run, key: str, target: float) -> float | None:
+    """When the first row that meets the target was measured."""
+    higher = JUDGED.get(key, (min, 0))[0] is max
+    for at, value in zip(run.values("time"), run.values(key), strict=True):
+        if value >= target if higher else value <= target:
+            return at
+    return None
+
+
+def scaling(records: Table) -> Table:
+    """Runs that differ in the number of agents alone, against the smallest of them."""
+    table: Table = []
+    keys = ("algorithm", "task", "partition", "tau", "c", "alpha", "clock")
+    for group in grouped(
+        records, lambda r: (str(r["topology"]).split(":")[0], *(r[k] for k in keys))
+    ).values():
+        group.sort(key=lambda r: r["agents"] or 0)
+        if len({r["agents"] for r in group}) < 2:
+            continue
+        for line in group:
+            shown = {k: line[k] for k in ("algorithm", "task", "topology", "agents", "tau", "c")}
+            shown |= {k: line[k] for k in ("value", "step_s", "hidden", "time_to_target")}
+            shown["speedup"] = ratio(group[0]["time_to_target"], line["time_to_target"])
+            shown["against"] = f"{group[0]['agents']} agents"
+            table.append(shown)
+    return table
+
+
+def best(records: Table) -> Table:
+    """Of each algorithm the tau that was first at the target, and how much faster OLDSGD was."""
+    table: Table = []
+    keys = ("task", "partition", "topology", "agents", "c", "clock")
+    for group in grouped(records, lambda r: tuple(r[k] for k in keys)).values():
+        fastest = {name: min(of, key=_by_target) for name, of in _by_algorithm(group).items()}
+        if len(fastest) < 2:
+            continue
+        ours = fastest.get("oldsgd", {}).get("time_to_target")
+        for name, line in fastest.items():
+            shown = {"algorithm": name, **{k: line[k] for k in keys[:-1]}}
+            shown |= {k: line[k] for k in ("tau", "value", "target", "time_to_target")}
+            table.append({**shown, "speedup_of_oldsgd": ratio(line["time_to_target"], ours)})
+    return table
+
+
+def ratio(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def grouped(items: Iterable[Any], key: Callable[[Any], tuple[Any, ...]]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def _task_of(pair: tuple[Run, Record]) -> tuple[Any, ...]:
+    return (pair[1]["task"], pair[1]["partition"], pair[1]["judged_by"])
+
+
+def _by_algorithm(records: Table) -> dict[str, Table]:
+    return {key[0]: of for key, of in grouped(records, lambda r: (r["algorithm"],)).items()}
+
+
+def _by_target(line: Record) -> tuple[float, float]:
+    """The earliest at the target, else the lowest loss."""
+    time, loss = line["time_to_target"], line["train_loss"]
+    return (
+        float("inf") if time is None else time,
+        float("inf") if loss is None else loss,
+    )
+
+
+# --- writing ------------------------------------------------------------------------------------
+def draw(runs: Sequence[Run], records: Table, out: Path) -> list[Path]:
+    """Against iterations and time; one figure for each task and, when simulated, each c."""
+    drawn: list[Path] = []
+    pairs = list(zip(runs, records, strict=True))
+    groups = grouped(pairs, lambda p: tuple(p[1][k] for k in ("task", "partition", "clock", "c")))
+    for key, group in groups.items():
+        if len(group) > LINES:
+            of = grouped(group, lambda p: tuple(p[1][k] for k in ("algorithm", "agents")))
+            group = [min(same, key=lambda p: _by_target(p[1])) for same in of.values()]
+        chosen = [run for run, _ in group]
+        labels.tell_apart(chosen)
+        parts = [str(k).replace(":", "").replace("/", "_") for k in key if k is not None]
+        axes: tuple[curves.X, ...] = ("iteration", "time")
+        for x in axes:
+            stem = out / "-".join([x, *parts])
+            drawn += curves.save(chosen, x, stem, ("png", "svg"), labels.title(chosen))
+    return [path for path in drawn if path.suffix == ".png"]
+
+
+def markdown(table: Table) -> str:
+    """What all lines of several share stands above them, once; what none has is left out."""
+    known = [k for k in table[0] if any(r[k] is not None for r in table)]
+    same = [k for k in known if len(table) > 1 and len({str(r[k]) for r in table}) == 1]
+    keep = [k for k in known if k not in same]
+    above = ", ".join(f"{k} {cell(k, table[0][k])}" for k in same)
+    lines = [keep, ["---"] * len(keep), *([cell(k, r[k]) for k in keep] for r in table)]
+    return (f"All: {above}.\n\n" if same else "") + "\n".join(f"| {' | '.join(x)} |" for x in lines)
+
+
+def cell(key: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.1%}" if key == "hidden" else f"{value:.4g}"
+    return str(value).replace("|", "\\|")
+
+
+def as_csv(table: Table) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return text.getvalue()

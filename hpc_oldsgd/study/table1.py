@@ -1,0 +1,213 @@
+"""The paper's Table 1: what a round of each algorithm costs, formula beside measured.
+
+The formulas live here and in the docs, and nowhere in the code that is measured: neither the clock
+nor a schedule knows one.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import algorithms
+from ..algorithms import Algorithm
+from ..errors import UserError
+from ..trajectory import trajectory
+
+WARM_UP = 2  # rounds; LUGT's first has one message less than the others
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A round's time; `at(tau, c, a)` with a the time of an all-reduce, 2(n-1)/n c on a ring."""
+
+    text: str
+    at: Callable[[float, float, float], float]
+
+
+FORMULAS = {
+    "oldsgd": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
+    "ldsgd": Formula("tau + c", lambda tau, c, a: tau + c),
+    "dsgd": Formula("1 + c", lambda tau, c, a: tau + c),
+    "dsgd_cta": Formula("max(1, c)", lambda tau, c, a: max(tau, c)),
+    "kgt": Formula("max(tau, c) + c", lambda tau, c, a: max(tau, c) + c),
+    "lugt": Formula("tau + 2c", lambda tau, c, a: tau + 2 * c),
+    "led": Formula("tau + c", lambda tau, c, a: tau + c),
+    "lsgd": Formula("tau + 2(n-1)/n c", lambda tau, c, a: tau + a),
+    "olgt": Formula("max(tau, 2c)", lambda tau, c, a: max(tau, 2 * c)),
+    "oled": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
+    "cocod": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
+    "overlap_local_sgd": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
+    "co2": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Round times of all algorithms, formula beside measured: virtual clock, or --mpi."""
+
+    tau: tuple[int, ...] = (1, 5, 10)
+    """Local steps a round."""
+    c: tuple[float, ...] = (1.0, 5.0)
+    """Gradients that a model-sized message lasts; with --mpi it is measured instead."""
+    agents: tuple[int, ...] = (4, 9, 16)
+    """How many; with --mpi there are as many as ranks."""
+    algorithm: tuple[str, ...] = ()
+    """Which; all if not given."""
+    topology: str = "ring"
+    """Who talks to whom."""
+    mpi: bool = False
+    """Measure real messages, under mpirun, with a gradient that sleeps."""
+    model_bytes: int = 4_000_000
+    """With --mpi: size of the model."""
+    grad_seconds: float = 0.05
+    """With --mpi: how long a gradient takes."""
+    rounds: int = 10
+    """With --mpi: how many are measured of each algorithm; their median counts."""
+    quick: bool = False
+    """The smallest agents and tau, three rounds."""
+    out: Path | None = None
+    """Folder for table1.md and table1.csv."""
+
+    def __post_init__(self) -> None:
+        for name in ("tau", "agents"):
+            if not getattr(self, name) or min(getattr(self, name)) < 1:
+                raise UserError(f"--{name} must be one or more whole numbers from 1 on.")
+        if not self.c or not all(0 <= c < float("inf") for c in self.c):
+            raise UserError("--c must be one or more finite numbers from 0 on.")
+        if self.rounds < 1 or self.model_bytes < 4 or not self.grad_seconds >= 0:
+            raise UserError(
+                "--rounds must be at least 1, --model-bytes at least 4, --grad-seconds at least 0."
+            )
+        for name in self.algorithm:
+            algorithms.get(name)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.algorithm or algorithms.names()
+
+    @property
+    def taus(self) -> Sequence[int]:
+        return sorted(self.tau)[:1] if self.quick else self.tau
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        return sorted(self.agents)[:1] if self.quick else self.agents
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: units of a gradient in virtual time, seconds over MPI."""
+
+    algorithm: str
+    formula: str
+    n: int
+    tau: int
+    c: float
+    expected: float | None
+    measured: float
+
+
+def main(options: Options) -> int:
+    if options.mpi:
+        from .table1_mpi import measure  # starts MPI
+
+        text, rows = measure(options)
+        code = 0
+    else:
+        rows = list(virtual(options))
+        worst = max(
+            (abs(r.measured - r.expected) for r in rows if r.expected is not None), default=0
+        )
+        text = tables(rows, "{:g}")
+        text += f"\nLargest difference in {len(rows)} cells: {worst:.1e}\n"
+        code = int(worst > TOLERANCE)
+    if not text:
+        return code  # rank 0 speaks
+    print(text, end="")
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "table1.md").write_text(text)
+        (options.out / "table1.csv").write_text(as_csv(rows))
+        print(f"Written to {options.out}/table1.md and table1.csv")
+    return code
+
+
+def virtual(options: Options) -> Iterable[Row]:
+    for n in options.sizes:
+        for name in options.names:
+            for tau in options.taus:
+                algorithm = with_tau(name, tau)
+                if algorithm is None:
+                    continue
+                for c in options.c:
+                    expected = evaluate(name, tau, c, 2 * (n - 1) / n * c)
+                    measured = round_time(algorithm, options.topology, n, c)
+                    yield Row(name, text_of(name), n, tau, c, expected, measured)
+
+
+def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
+    """A round in the virtual clock, from the schedule alone."""
+    x0 = np.zeros((n, 1))
+    run = trajectory(algorithm, topology, x0, lambda i, x, k: x, 0.1, WARM_UP + 1, c)
+    return float(run.time[-1] - run.time[-2])
+
+
+def with_tau(name: str, tau: int) -> Algorithm | None:
+    """None for the algorithms of one step a round at another tau."""
+    try:
+        return algorithms.get(name)(tau=tau)
+    except UserError:
+        if tau < 1:
+            raise
+        return None
+
+
+def evaluate(name: str, tau: float, c: float, a: float) -> float | None:
+    """None for an algorithm of another package: there is a measurement but no formula."""
+    return FORMULAS[name].at(tau, c, a) if name in FORMULAS else None
+
+
+def text_of(name: str) -> str:
+    return FORMULAS[name].text if name in FORMULAS else "?"
+
+
+def tables(rows: Sequence[Row], number: str) -> str:
+    """A Markdown table for each n: a row per algorithm, `formula / measured` in the cells."""
+    blocks = []
+    for n in dict.fromkeys(r.n for r in rows):
+        here = [r for r in rows if r.n == n]
+        columns = list(dict.fromkeys((r.tau, r.c) for r in here))
+        cells: dict[tuple[str, str], dict[Any, str]] = {}
+        for r in here:
+            formula = "?" if r.expected is None else number.format(r.expected)
+            cell = f"{formula} / {number.format(r.measured)}"
+            cells.setdefault((r.algorithm, r.formula), {})[r.tau, r.c] = cell
+        head = ["algorithm", "time per round", *(f"tau {tau}, c {c:.3g}" for tau, c in columns)]
+        body = [[*name, *(row.get(k, "") for k in columns)] for name, row in cells.items()]
+        blocks.append(f"n = {n}, formula / measured\n\n{markdown([head, *body])}")
+    return "\n\n".join(blocks) + "\n"
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    rows = [
+        "| " + " | ".join(f"{s:{w}}" for s, w in zip(r, widths, strict=True)) + " |" for r in lines
+    ]
+    rule = "| " + " | ".join("-" * w for w in widths) + " |"
+    return "\n".join([rows[0], rule, *rows[1:]])
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row.__dataclass_fields__)
+    writer.writerows([getattr(r, f) for f in Row.__dataclass_fields__] for r in rows)
+    return text.getvalue()

@@ -1,0 +1,92 @@
+"""Table 1 from real messages: MPI between ranks, a gradient that sleeps, c measured on the spot."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from .. import topology
+from ..algorithms import Algorithm
+from ..swarm import Plain
+from ..topology import Topology
+from ..transport.mpi import MpiTransport, world
+from .table1 import WARM_UP, Options, Row, evaluate, tables, text_of, with_tau
+
+ALONE = 7  # repetitions of a message that is timed alone
+QUICK_ROUNDS = 3
+
+
+def measure(options: Options) -> tuple[str, list[Row]]:
+    """The table and its rows; no text on ranks other than 0. Collective."""
+    comm = world()
+    graph = topology.from_name(options.topology, comm.size)
+    torch.set_num_threads(1)
+    rounds = min(options.rounds, QUICK_ROUNDS) if options.quick else options.rounds
+    x = torch.full((options.model_bytes // 4,), float(comm.rank))
+
+    transport = MpiTransport(comm, graph)
+    out = torch.empty_like(x)
+    c_s = alone(transport, lambda r: transport.exchange(x, r).mix(out))
+    a_s = alone(transport, lambda r: transport.all_reduce(x, r).mean(out))
+    g_s = alone(transport, lambda r: time.sleep(options.grad_seconds))
+    transport.close()
+
+    rows = []
+    for name in options.names:
+        for tau in options.taus:
+            algorithm = with_tau(name, tau)
+            if algorithm is not None:
+                expected = evaluate(name, tau * g_s, c_s, a_s)
+                measured = round_seconds(options, algorithm, graph, x, rounds)
+                c = c_s / g_s if g_s else float("inf")
+                rows.append(Row(name, text_of(name), comm.size, tau, c, expected, measured))
+    if comm.rank:
+        return "", rows
+    return (
+        f"{comm.size} ranks, {options.topology}, {options.model_bytes / 1e6:g} MB, medians of "
+        f"{rounds} rounds, in seconds\n"
+        f"alone: gradient {g_s:.4f} s, exchange c {c_s:.4f} s, ring all-reduce {a_s:.4f} s (in "
+        "place of 2(n-1)/n c: an exchange is a message to every neighbour)\n\n"
+        + tables(rows, "{:.4f}")
+    ), rows
+
+
+def alone(transport: MpiTransport, action: Callable[[int], object]) -> float:
+    """Median seconds of something that all ranks begin together, of the slowest rank."""
+    times = []
+    for r in range(WARM_UP + ALONE):
+        start = together(transport)
+        action(r)
+        times.append(time.perf_counter() - start)
+    return slowest(transport, float(np.median(times[WARM_UP:])))
+
+
+def round_seconds(
+    options: Options, algorithm: Algorithm, graph: Topology, x: torch.Tensor, rounds: int
+) -> float:
+    transport = MpiTransport(world(), graph)
+    runner = Plain(x.clone(), algorithm, transport, alpha=0.1)
+    boundaries: list[float] = []
+    runner.on_round.append(lambda _: boundaries.append(time.perf_counter()))
+    g = torch.zeros_like(x)
+    together(transport)
+    runner.start()
+    while runner.r < WARM_UP + rounds:
+        time.sleep(options.grad_seconds)
+        runner.advance(g)
+    median = float(np.median(np.diff(boundaries)[WARM_UP:]))
+    seconds = slowest(transport, median)
+    runner.finish()
+    return seconds
+
+
+def together(transport: MpiTransport) -> float:
+    transport.reduce(np.zeros(1)).result()
+    return time.perf_counter()
+
+
+def slowest(transport: MpiTransport, seconds: float) -> float:
+    return float(transport.reduce(np.array([seconds]), "max").result()[0])
