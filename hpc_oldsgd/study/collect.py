@@ -66,11 +66,11 @@ def main(options: Options) -> None:
             (out / f"{name}.csv").write_text(as_csv(table))
             text += [f"## {title}", "", markdown(table), ""]
     text += ["Speed-ups are ratios of the time to the target.", ""] if len(records) > 1 else []
+    print("\n".join(text))
     if options.figures and style.available():
         drawn = draw(runs, records, out)
         text += ["## Curves", "", *(f"![{p.stem}]({p.name})" for p in drawn), ""] if drawn else []
     (out / "report.md").write_text("\n".join(text))
-    print("\n".join(line for line in text if not line.startswith("![")))
     hint = "" if style.available() else ' (no figures: pip install "hpc_oldsgd[plots]")'
     print(f"written to {out}/report.md{hint}")
 
@@ -225,7 +225,9 @@ def draw(runs: Sequence[Run], records: Table, out: Path) -> list[Path]:
             group = [min(same, key=lambda p: _by_target(p[1])) for same in of.values()]
         chosen = [run for run, _ in group]
         labels.tell_apart(chosen)
-        parts = [str(k).replace(":", "").replace("/", "_") for k in key if k is not None]
+        *names, c = key
+        parts = [str(k).replace(":", "").replace("/", "_") for k in names]
+        parts += [] if c is None else [f"c{c:g}"]
         axes: tuple[curves.X, ...] = ("iteration", "time")
         for x in axes:
             stem = out / "-".join([x, *parts])

@@ -1,0 +1,144 @@
+# shellcheck shell=bash
+# env.sh: sourced by every job script. A site edits the first part, once; the scripts share the second.
+
+# --- the site -----------------------------------------------------------------------------------
+# module purge                                  # CHANGE_ME: the modules that mpi4py was built with
+# module load gcc openmpi cuda
+: "${HPC_OLDSGD_HOME:=$PWD}"                    # the project's folder
+: "${HPC_OLDSGD_VENV:=$HPC_OLDSGD_HOME/.venv}"  # the virtual environment; empty: python is in PATH
+: "${HPC_OLDSGD_LAUNCHER:=srun}"                # srun or mpirun
+: "${HPC_OLDSGD_MPI:=auto}"                     # srun's --mpi; auto: what fits mpi4py's MPI
+: "${HPC_OLDSGD_RESTARTS:=100}"                 # a job that was requeued as often is not requeued again
+SRUN_OPTIONS=(--cpu-bind=cores)
+MPIRUN_OPTIONS=()                               # Open MPI, several ranks on a core: --bind-to none
+export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
+# export HPC_OLDSGD_DATA=/scratch/$USER/data    # CHANGE_ME: where CIFAR-10 and WikiText-2 lie
+
+# --- what the scripts share ---------------------------------------------------------------------
+set -uo pipefail
+say() { echo "$(date +%T) ${SLURM_JOB_NAME:-job}: $*"; }
+fail() { say "$*" >&2; exit 2; }
+
+[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a Slurm job: start it with sbatch"
+if [[ -n $HPC_OLDSGD_VENV ]]; then
+  PATH=$HPC_OLDSGD_VENV/bin:$PATH
+  command -v python >/dev/null && [[ -x $HPC_OLDSGD_VENV/bin/python ]] ||
+    fail "no python in $HPC_OLDSGD_VENV: make setup makes it, HPC_OLDSGD_VENV names another"
+fi
+say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
+
+# The folder of all that a script writes: the same after a requeue, and after a resubmission with
+# HPC_OLDSGD_OUT, which then goes on where the first submission ended.
+out_folder() { # NAME
+  folder=${HPC_OLDSGD_OUT:-runs/$1-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+  mkdir -p "$folder" || fail "cannot write to $folder"
+}
+
+# srun's --mpi for the MPI that mpi4py loads. A wrong one gives N worlds of one rank.
+mpi_type() {
+  local version
+  version=$(python -m mpi4py --mpi-lib-version) || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
+  case $version in
+    *"Open MPI"*) echo pmix ;;
+    *CRAY*) echo cray_shasta ;;
+    *) echo pmi2 ;; # MPICH, MVAPICH, Intel MPI
+  esac
+}
+
+start=(env) # what stands before a command: nothing, until `tasks` says otherwise
+
+# From now on commands are started on N tasks of the allocation, its first nodes filled first.
+tasks() { # N
+  [[ $1 =~ ^[0-9]+$ ]] || fail "the number of agents is a whole number, not $1"
+  local all=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} per_node
+  (($1 <= all)) || fail "$1 agents need sbatch --ntasks=$1, the allocation has $all"
+  case $HPC_OLDSGD_LAUNCHER in
+    srun)
+      [[ $HPC_OLDSGD_MPI != auto ]] || HPC_OLDSGD_MPI=$(mpi_type) || exit
+      per_node=$(((all + SLURM_JOB_NUM_NODES - 1) / SLURM_JOB_NUM_NODES))
+      # A step does not inherit --cpus-per-task. One rank that dies ends the others.
+      start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes=$((($1 + per_node - 1) / per_node))
+        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1
+        ${SRUN_OPTIONS[@]+"${SRUN_OPTIONS[@]}"})
+      ;;
+    mpirun) start=(mpirun -n "$1" ${MPIRUN_OPTIONS[@]+"${MPIRUN_OPTIONS[@]}"}) ;;
+    *) fail "HPC_OLDSGD_LAUNCHER is srun or mpirun, not $HPC_OLDSGD_LAUNCHER" ;;
+  esac
+}
+
+# All tasks of the allocation must be one MPI world: N worlds of one rank are an error, not a result.
+check_world() {
+  local n=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} greetings
+  tasks "$n"
+  greetings=$("${start[@]}" python -m mpi4py.bench helloworld </dev/null) ||
+    fail "${start[*]} cannot start MPI programs: set HPC_OLDSGD_MPI or HPC_OLDSGD_LAUNCHER in jobs/env.sh"
+  (($(grep -c " of $n on " <<<"$greetings") == n)) ||
+    fail "${start[*]} started no world of $n ranks but: $(sort <<<"$greetings" | uniq -c | head -n 3)" \
+      "(mpi4py and the launcher belong to different MPIs: set HPC_OLDSGD_MPI in jobs/env.sh)"
+  say "one world of $n ranks by ${start[*]}"
+}
+
+# --- running, stopping, going on ----------------------------------------------------------------
+# Before the time limit, or at a preemption, Slurm sends USR1 to this shell alone. It goes on to srun
+# or mpirun and so to all ranks, which write a checkpoint and exit with 75.
+child='' asked='' signalled=''
+trap 'asked=1 signalled=1; [[ -z $child ]] || kill -USR1 "$child"' USR1
+
+# Runs a command to its end and leaves its exit code in `code`. In the background: bash runs a trap
+# only while it waits.
+run() { # COMMAND...
+  local got
+  "${start[@]}" "$@" </dev/null &
+  child=$! code=127
+  while :; do
+    signalled=''
+    wait "$child"
+    got=$?
+    ((got == 127)) || code=$got # 127: it had been waited for when the signal came
+    [[ -n $signalled ]] || break
+  done
+  child=''
+}
+
+# The same for a command that can resume. One that was stopped goes on when the job starts again; a
+# signal before its handler was there has killed it, which loses nothing either.
+resumable() { # COMMAND...
+  [[ -z $asked ]] || requeue
+  run "$@"
+  if ((code == 75)) || { [[ -n $asked ]] && ((code > 128)); }; then
+    requeue
+  fi
+}
+
+requeue() {
+  ((${SLURM_RESTART_COUNT:-0} < HPC_OLDSGD_RESTARTS)) || fail "requeued $SLURM_RESTART_COUNT times: giving up"
+  say "stopped: the job is requeued and goes on from its checkpoint"
+  scontrol requeue "$SLURM_JOB_ID" || fail "the job cannot be requeued here: submit it again with the same folder"
+  exit 75
+}
+
+# A run in a folder of its own that is done once: a finished or diverged one is not run again.
+once() { # FOLDER COMMAND...
+  local own=$1
+  shift
+  if [[ -e $own/summary.json || -e $own/diverged ]]; then
+    say "$own is done"
+    return
+  fi
+  resumable "$@" --out "$own" --resume auto
+  case $code in
+    0) ;;
+    3) touch "$own/diverged" ;; # a result too
+    *) say "failed with exit code $code: $*" >&2; exit "$code" ;;
+  esac
+}
+
+# Tables and figures of a folder of runs: now, or by a job that waits for this whole array.
+collect() { python -m hpc_oldsgd.study collect "$1" || exit; }
+collect_later() { # FOLDER
+  local options=(--dependency=afterany:"$SLURM_ARRAY_JOB_ID" --partition="$SLURM_JOB_PARTITION")
+  [[ $SLURM_ARRAY_TASK_ID == "$SLURM_ARRAY_TASK_MIN" && -z ${SLURM_RESTART_COUNT:-} ]] || return 0
+  [[ -z ${SLURM_JOB_ACCOUNT:-} ]] || options+=(--account="$SLURM_JOB_ACCOUNT")
+  sbatch "${options[@]}" "$HPC_OLDSGD_HOME/jobs/collect.slurm" "$1" ||
+    say "no job for the tables: python -m hpc_oldsgd.study collect $1 makes them when all is done"
+}
