@@ -46,13 +46,14 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         n: int, *args: str | Path, timeout_s: float = 60, **env: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [command, "-n", str(n), sys.executable, *map(str, args)],
+            # Ended by a signal, mpirun ends its ranks too; a killed one would leave them behind.
+            ["timeout", str(timeout_s), command, "-n", str(n), sys.executable, *map(str, args)],
             cwd=ROOT,
             env={**os.environ, "OMP_NUM_THREADS": "1", **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s + 30,
         )
 
     return run

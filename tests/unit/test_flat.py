@@ -138,9 +138,7 @@ def test_what_cannot_be_flat_is_refused():
     with pytest.raises(UserError, match="no parameters that require a gradient"):
         Flat(nn.Linear(2, 2).requires_grad_(False))
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
-    with pytest.raises(
-        UserError, match=r"1\.weight is torch.float64 on cpu, 0\.weight is torch.fl"
-    ):
+    with pytest.raises(UserError, match=r"1\.weight is torch.float64 on cpu, 0\.weight is"):
         Flat(mixed)
     model = nn.Linear(2, 2)
     model.register_buffer("steps", torch.zeros(1, dtype=torch.float64))

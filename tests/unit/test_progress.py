@@ -7,10 +7,10 @@ instead of MPI's, so every order of events can be made to happen.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -189,7 +189,7 @@ def cpu_seconds(tids: set[int]) -> float:
 
 
 def threads() -> set[int]:
-    return {int(tid) for tid in os.listdir("/proc/self/task")}
+    return {int(path.name) for path in Path("/proc/self/task").iterdir()}
 
 
 @pytest.mark.parametrize("native", [True, False])

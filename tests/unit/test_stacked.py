@@ -78,7 +78,7 @@ def test_a_narrow_wire_keeps_the_mean_exactly(n, seed, wire):
 
 
 def test_replacing_x_by_what_was_sent_would_lose_the_mean():
-    """Why the delta form: the other one keeps the wire's rounding. Shows the tests above can fail."""
+    """Why the delta form; and it shows that the tests above can fail."""
     X = rows(6, 500)
     mean = X.double().mean(0)
     for wire, kept in ((torch.bfloat16, False), (None, True)):

@@ -1,0 +1,117 @@
+"""Whole jobs under mpirun: a rank that fails ends all of them, and the example trains."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+HEAD = """
+import sys, time
+import torch
+from mpi4py import MPI
+from hpc_oldsgd import Agent, OLDSGD, UserError
+rank = MPI.COMM_WORLD.rank
+model = torch.nn.Linear(3, 2)
+agent = Agent(model, torch.optim.SGD(model.parameters(), lr=0.1), OLDSGD(tau=2), "ring")
+def step():
+    agent.optimizer.zero_grad()
+    model(torch.ones(1, 3)).sum().backward()
+    return agent.step()
+"""
+
+
+@pytest.fixture
+def job(mpirun, tmp_path):
+    def run(n: int, body: str, **options):
+        script = tmp_path / "job.py"
+        script.write_text(HEAD + textwrap.dedent(body))
+        result = mpirun(n, script, timeout_s=100, **options)
+        assert result.returncode != 124, "the job hangs"
+        return result
+
+    return run
+
+
+def test_a_rank_that_fails_takes_the_job_down_with_its_traceback(job):
+    """Rank 1 dies before its neighbours' messages are answered: they would wait for ever."""
+    result = job(
+        3,
+        """
+        for k in range(100):
+            step()
+            if rank == 1 and k == 4:
+                raise RuntimeError("rank 1 lost its data")
+        """,
+    )
+    assert result.returncode not in (0, None)
+    assert "rank 1 failed, the job ends:" in result.stderr
+    assert "RuntimeError: rank 1 lost its data" in result.stderr
+    assert re.search(r'job\.py", line \d+, in <module>', result.stderr)
+    assert result.stderr.count("Traceback") == 1
+
+
+def test_a_killed_rank_takes_the_job_down(job):
+    result = job(
+        2,
+        """
+        import os, signal
+        for k in range(10**9):
+            if rank == 1 and k == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step()
+        """,
+    )
+    assert result.returncode != 0
+
+
+def test_bad_input_on_one_rank_is_one_line_and_exit_2(job):
+    result = job(
+        2,
+        """
+        step()
+        if rank == 1:
+            raise UserError("the file of rank 1 is empty")
+        while True:
+            step()
+        """,
+    )
+    assert result.returncode == 2
+    assert "hpc_oldsgd: the file of rank 1 is empty" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_late_rank_ends_the_job_with_its_name(mpirun, tmp_path):
+    script = tmp_path / "job.py"
+    body = """
+    for k in range(4):
+        if rank == 1 and k == 1:
+            time.sleep(1000)
+        step()
+    agent.finish()
+    """
+    head = HEAD.replace('"ring")', '"ring", timeout_s=2)')
+    script.write_text(head + textwrap.dedent(body))
+    result = mpirun(2, script, timeout_s=100)
+    assert result.returncode == 4
+    assert re.search(r"rank 0 has waited \d+ s for rank 1 in round 1", result.stderr)
+
+
+def test_a_loop_that_forgets_to_finish_ends_all_the_same(job):
+    result = job(
+        2,
+        """
+        for k in range(5):
+            step()
+        print("the end")
+        """,
+    )
+    assert (result.returncode, result.stdout.count("the end")) == (0, 2), result.stderr
+
+
+def test_the_example_trains(mpirun):
+    result = mpirun(2, "examples/drop_in.py", "--steps", "60", "--tau", "3", timeout_s=100)
+    assert result.returncode == 0, result.stderr
+    accuracy = re.fullmatch(r"2 agents, 60 steps: test accuracy ([\d.]+)%.*\n", result.stdout)
+    assert accuracy and float(accuracy[1]) > 70
