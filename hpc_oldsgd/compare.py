@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
 from . import algorithms, cli, metrics, runs, tasks
@@ -30,6 +31,8 @@ def compare(argv: list[str]) -> Path:
         SimulateOptions, {"algorithm": {base.name: base}, "task": tasks.registry()}, shared,
         prog=PROG,
     )  # fmt: skip
+    if config.threads:
+        torch.set_num_threads(config.threads)
     tau, task = chosen["algorithm"].tau, chosen["task"]
     path = config.out or runs.folder_for(
         dataclasses.replace(config, algorithm="all"), config.agents
@@ -91,7 +94,11 @@ def make_table(
 
 
 def draw(results: dict[str, list[dict[str, Any]]], title: str, stem: Path) -> bool:
-    lines = [Run(stem, rows, "simulated", label=name) for name, rows in results.items() if rows]
+    lines = [
+        Run(stem, rows, "simulated", label=name, line=k)
+        for k, (name, rows) in enumerate(results.items())
+        if rows
+    ]
     if not lines or not style.available():
         return False
     curves.save(lines, "time", stem, ("png", "svg"), title)

@@ -54,7 +54,7 @@ class Options:
 
 def main(options: Options) -> None:
     runs = folders.read(options.runs)
-    labels.set_labels(runs)
+    labels.tell_apart(runs)
     for run in runs:
         if not run.rows:
             print(f"{PROG}: {run.path} has no row of metrics yet")
@@ -62,10 +62,13 @@ def main(options: Options) -> None:
             end = run.config.get("iterations", "?")
             print(f"{PROG}: {run.path} has no end yet: iteration {run.rows[-1]['iteration']}/{end}")
     out = options.out or (Path() if len(options.runs) > 1 else options.runs[0]) / "plots"
-    written = draw_curves([run for run in runs if run.rows], options, out)
-    written += draw_timeline(runs, options, out)
-    if not written:
+    timelines = read_timelines(runs, options)
+    begun = [run for run in runs if run.rows]
+    if not begun and not timelines:
         raise UserError("There is nothing to draw yet: no run has a row of metrics or a trace.")
+    written = draw_curves(begun, options, out)
+    if timelines:
+        written += timeline.save(timelines, out / "timeline", options.format)
     for path in written:
         print(path)
 
@@ -84,17 +87,14 @@ def draw_curves(runs: list[Run], options: Options, out: Path) -> list[Path]:
     return written
 
 
-def draw_timeline(runs: list[Run], options: Options, out: Path) -> list[Path]:
+def read_timelines(runs: list[Run], options: Options) -> list[timeline.Timeline]:
     traced = [run for run in runs if run.trace is not None]
     if not traced and (options.rounds or options.ranks):
         raise UserError("--rounds and --ranks need a trace: train with --trace writes one.")
     without = dict.fromkeys(str(run.path) for run in runs if run.trace is None)
     if without:
         print(f"{PROG}: no timeline of {', '.join(without)}: train with --trace writes one")
-    if not traced:
-        return []
-    found = [timeline.read(run, options.window(), options.ranks) for run in traced]
-    return timeline.save(found, out / "timeline", options.format)
+    return [timeline.read(run, options.window(), options.ranks) for run in traced]
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from .folders import Run
 X = Literal["iteration", "time"]
 LEGEND_ROW = 0.17  # inches
 MARKED = 30  # up to as many rows, each shows as a dot
+CROWD = 8  # more runs than this want thin lines and room
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,10 @@ def save(
     columns = min(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     widest = max(len(run.label) for run in runs)
-    per_row = min(len(runs), max(1, int(105 / (widest + 8))))
+    per_row = min(len(runs), max(1, int(120 / (widest + 7))))
     legend = LEGEND_ROW * math.ceil(len(runs) / per_row) if len(runs) > 1 else 0
-    with style.figure(stem, formats, height=2.35 * rows + 0.3 + legend) as figure:
+    tall = 2.35 if len(runs) <= CROWD else 3.0
+    with style.figure(stem, formats, height=tall * rows + 0.3 + legend) as figure:
         axes = figure.subplots(rows, columns, squeeze=False).ravel()
         scale, x_label = x_axis(runs, x)
         for axis, panel in zip(axes, panels, strict=False):
@@ -46,8 +48,9 @@ def save(
             axis.set_axis_off()
         figure.suptitle(title, fontsize=9)
         if len(runs) > 1:
-            handles = [axes[0].plot([], [], label=r.label, **style.line(k))[0]
-                       for k, r in enumerate(runs)]  # fmt: skip
+            from matplotlib.lines import Line2D
+
+            handles = [Line2D([], [], label=run.label, **style.line(run.line)) for run in runs]
             figure.legend(handles=handles, loc="outside lower center", ncols=per_row)
     return style.files(stem, formats)
 
@@ -79,22 +82,24 @@ def x_axis(runs: Sequence[Run], x: X) -> tuple[float, str]:
 
 
 def draw(axis: Any, panel: Panel, runs: Sequence[Run], x: X, scale: float, smooth: bool) -> None:
-    shown: list[float] = []
-    for k, run in enumerate(runs):
-        if not run.has(panel.key):
-            continue
-        at = run.values(x, 1 / scale)
-        values = run.values(panel.key, panel.factor)
-        shown += [value for value in values if math.isfinite(value)]
-        look = style.line(k)
-        marks = {"marker": "o", "markersize": 2.2} if len(values) <= MARKED else {}
+    columns = {id(run): run.values(panel.key, panel.factor) for run in runs if run.has(panel.key)}
+    # Agents that start from one model are at distance 0, which has no logarithm.
+    positive = [v for values in columns.values() for v in values if v > 0]
+    log = bool(positive) and (panel.key == "consensus" or wide(positive, panel))
+    for run in runs:
+        values = columns.get(id(run), [])
+        look = style.line(run.line)
+        marks: dict[str, Any] = {}
+        if len(runs) > CROWD:
+            look["linewidth"] = 1.1
+        elif len(values) <= MARKED:
+            marks = {"marker": "o", "markersize": 2.2}
+        at = run.values(x, 1 / scale)[: len(values)]
         if smooth and len(values) > 2:
             axis.plot(at, values, color=look["color"], alpha=0.3, linewidth=0.8)
-            values, marks = smoothed(values), {}
+            values, marks = smoothed(values, log), {}
         axis.plot(at, values, **look, **marks)
-    # Agents that start from one model are at distance 0, which has no logarithm.
-    positive = [value for value in shown if value > 0]
-    if positive and (panel.key == "consensus" or wide(positive, panel)):
+    if log:
         axis.set_yscale("log")
         plain_ticks(axis, positive)
     axis.set_title(panel.title)
@@ -117,12 +122,19 @@ def plain_ticks(axis: Any, values: Sequence[float]) -> None:
         axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def smoothed(values: Sequence[float]) -> list[float]:
-    """A Gaussian window over rows, a fortieth of them wide; gaps stay out of the mean."""
+def smoothed(values: Sequence[float], log: bool) -> list[float]:
+    """A Gaussian window, a twentieth of the rows wide; gaps stay out of the mean.
+
+    On a logarithmic axis it is the logarithms that are averaged: what the eye would do.
+    """
     y = np.asarray(values, dtype=float)
-    k = np.arange(len(y))
-    sigma = max(1.0, len(y) / 40)
-    weights = np.exp(-0.5 * ((k[:, None] - k) / sigma) ** 2) * np.isfinite(y)
-    with np.errstate(invalid="ignore"):
-        mean: list[float] = (weights @ np.nan_to_num(y) / weights.sum(1)).tolist()
-    return mean
+    with np.errstate(invalid="ignore", divide="ignore"):
+        y = np.log(y) if log else y
+        known = np.isfinite(y)
+        k = np.arange(len(y))
+        sigma = max(0.5, len(y) / 40)
+        weights = np.exp(-0.5 * ((k[:, None] - k) / sigma) ** 2) * known
+        mean = weights @ np.where(known, y, 0.0) / weights.sum(1)
+        mean[~known] = np.nan
+    result: list[float] = (np.exp(mean) if log else mean).tolist()
+    return result

@@ -23,6 +23,7 @@ class Run:
     clock: Clock
     config: dict[str, Any] = field(default_factory=dict)
     label: str = ""
+    line: int = 0  # colour and dashes, the same in all figures
     ended: bool = True
 
     @property
@@ -72,7 +73,8 @@ def read_one(path: Path) -> list[Run]:
     summary = read_object(path / "summary.json") if ended else {}
     # The virtual clock's option c belongs to simulate alone.
     unit = summary.get("time_unit", "units" if "c" in config.get("options", {}) else "s")
-    return [Run(path, in_order(rows), "wall" if unit == "s" else "simulated", config, "", ended)]
+    clock: Clock = "wall" if unit == "s" else "simulated"
+    return [Run(path, in_order(rows), clock, config, ended=ended)]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -18,7 +18,8 @@ MINOR = (
 NEVER = ("out", "overwrite", "tensorboard", "trace", "lambda_2", "p", "changed")
 
 
-def set_labels(runs: Sequence[Run]) -> None:
+def tell_apart(runs: Sequence[Run]) -> None:
+    """Give every run its label and its line."""
     tables = [settings(run) for run in runs]
     keys = list(dict.fromkeys(key for table in tables for key in table))
     differ = [key for key in keys if len({t[key] for t in tables if key in t}) > 1]
@@ -36,7 +37,8 @@ def set_labels(runs: Sequence[Run]) -> None:
             ", ".join(filter(None, [label, _text(table, minor)]))
             for label, table in zip(labels, tables, strict=True)
         ]
-    for run, label in zip(runs, labels, strict=True):
+    for k, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        run.line = k
         twin = not label or labels.count(label) > 1
         folder = run.path.resolve().name
         run.label = (f"{label} ({folder})" if label else folder) if twin else label
