@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import literal
@@ -11,7 +13,9 @@ import torch
 from mpi4py import MPI
 
 from hpc_oldsgd import algorithms, topology
+from hpc_oldsgd.agent import Agent
 from hpc_oldsgd.schedule import Runner
+from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.swarm import Plain
 from hpc_oldsgd.topology import Topology
 from hpc_oldsgd.transport.base import Transport
@@ -98,3 +102,49 @@ def test_equals_the_simulator_bit_for_bit(name: str, comm: MPI.Comm) -> None:
             )
             mpi = np.array([a[0].numpy() for a in ours])
             np.testing.assert_allclose(mpi, expected[1:, rank], rtol=0, atol=1e-10)
+
+
+class Vector(torch.nn.Module):
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__()
+        self.x = torch.nn.Parameter(x.clone())
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_trains_a_module_with_an_optimizer(name: str, comm: MPI.Comm) -> None:
+    """The drop-in hands every schedule the gradients, and the optimizer what the schedule asks."""
+    n, rank, tau = comm.size, comm.rank, literal.taus(name)[-1]
+    problem, model = Diagonal(n, torch.float64), Vector(Diagonal(n, torch.float64).x0[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=ALPHA)
+    algorithm = algorithms.get(name)(tau=tau)
+    with Agent(model, optimizer, algorithm, "ring", comm, sync=False) as agent:
+        while agent.r < ROUNDS:
+            optimizer.zero_grad()
+            loss = (problem.a[rank] * (model.x - problem.b[rank]) ** 2).sum() / 2
+            (loss + (problem.noise[agent.t][rank] * model.x).sum()).backward()
+            agent.step()
+    expected = literal.ALL[name](
+        problem.x0.numpy(),
+        lambda X, t: problem.grad(torch.tensor(X), slice(None), t).numpy(),
+        topology.from_name("ring", n).matrix,
+        ALPHA,
+        tau,
+        ROUNDS,
+    )
+    np.testing.assert_allclose(model.x.detach().numpy(), expected[-1, rank], rtol=0, atol=1e-10)
+
+
+def test_table1_from_real_messages(
+    comm: MPI.Comm, shared_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("--quick", "--model-bytes", "40000", "--grad-seconds", "0.01", "--rounds", "2")
+    chosen = ("--algorithm", "oldsgd", "kgt", "lsgd", "--tau", "2")
+    study.main(["table1", "--mpi", *small, *chosen, "--out", str(shared_path)])
+    comm.Barrier()
+    assert ("alone: gradient" in capsys.readouterr().out) == (comm.rank == 0)
+    rows = list(csv.DictReader((shared_path / "table1.csv").open()))
+    assert [r["algorithm"] for r in rows] == ["oldsgd", "kgt", "lsgd"]
+    for row in rows:
+        assert float(row["measured"]) >= 0.02  # two gradients
+        assert float(row["expected"]) >= 0.02
+        assert int(row["n"]) == comm.size

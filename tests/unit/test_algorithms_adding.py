@@ -44,23 +44,9 @@ def test_the_decorator_and_the_tests_of_the_page(folder: Path) -> None:
 
 def test_the_entry_point(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     site, elsewhere = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("elsewhere")
-    python(
-        *["-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target"],
-        site, folder, cwd=elsewhere,
-    )  # fmt: skip
-    args = [
-        "-m",
-        "hpc_oldsgd.study",
-        "table1",
-        "--quick",
-        "--tau",
-        "5",
-        "--c",
-        "7",
-        "--algorithm",
-        "heavy_ball",
-        "oldsgd",
-    ]
-    out = python(*args, cwd=elsewhere, path=site)
+    offline = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation")
+    python("-m", "pip", "install", *offline, "--target", site, folder, cwd=elsewhere)
+    chosen = ("--quick", "--tau", 5, "--c", 7, "--algorithm", "heavy_ball", "oldsgd")
+    out = python("-m", "hpc_oldsgd.study", "table1", *chosen, cwd=elsewhere, path=site)
     assert re.search(r"\| heavy_ball +\| \? +\| \? / 7 +\|", out), out
     assert re.search(r"\| oldsgd +\| max\(tau, c\) +\| 7 / 7 +\|", out), out

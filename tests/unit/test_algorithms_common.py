@@ -13,7 +13,7 @@ import torch
 from hpc_oldsgd import algorithms, topology
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.schedule import Runner
-from hpc_oldsgd.swarm import Plain
+from hpc_oldsgd.swarm import Plain, Swarm
 from hpc_oldsgd.transport.stacked import StackedTransport
 
 N, D, ALPHA = 5, 7, 0.05
@@ -93,6 +93,30 @@ def test_every_dtype_and_a_single_agent(name: str, dtype: torch.dtype) -> None:
     assert all(y.dtype == dtype for y in runner.algorithm.state_dict().values())
     assert float(runner.x.abs().max()) < 0.95
     assert float(runner.x.abs().max()) > 0
+
+
+class Vector(torch.nn.Module):
+    def __init__(self, x: torch.Tensor) -> None:
+        super().__init__()
+        self.x = torch.nn.Parameter(x.clone())
+
+
+@pytest.mark.parametrize(("name", "tau"), EVERY)
+def test_models_with_optimizers_do_the_same(name: str, tau: int) -> None:
+    plain, problem = Run(name, tau), literal.Quadratics(N, D, noise=0.2)
+    models = [Vector(x) for x in torch.from_numpy(problem.x0)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=ALPHA) for model in models]
+    transport = StackedTransport(topology.from_name("one-peer-ring", N))
+    swarm = Swarm(models, optimizers, algorithms.get(name)(tau=tau), transport)
+    swarm.start()
+    for t in range(4 * tau):
+        plain.step()
+        X = np.array([model.x.detach().numpy() for model in models])
+        for model, g in zip(models, torch.from_numpy(problem.grad(X, t)), strict=True):
+            model.x.grad = g
+        swarm.step()
+    X = np.array([model.x.detach().numpy() for model in models])
+    np.testing.assert_allclose(X, plain.runner.x.numpy(), rtol=0, atol=1e-12)
 
 
 BAD = [
