@@ -42,7 +42,7 @@ MPIRUNS = [
 )
 @pytest.mark.parametrize("mpirun", MPIRUNS)
 def test_oldsgd_hides_what_ldsgd_waits_for(mpirun: Path) -> None:
-    # One message of 1 MB takes 0.17 s at 50 Mbit/s, 5 gradients take 0.5 s: room for a busy machine.
+    # One message of 1 MB takes 0.17 s at 50 Mbit/s, 5 gradients 0.5 s: a busy machine may dawdle.
     env = {**os.environ, "PATH": f"{mpirun.parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     library = mpirun.parent.parent / "lib" / "libmpi.so.40"
     if library.exists():
