@@ -53,6 +53,11 @@ class WikiText2GPT2(OnDisk):
     primary = ("test_perplexity", "min")
     eval_batch = 4  # 4 x 256 x 50,257 logits are 206 MB
 
+    @property
+    def default_alpha(self) -> float:
+        """The paper's for GPT-2 small and for weights already trained; small sizes start anew."""
+        return 0.01 if self.size == "small" or self.pretrained else 0.3
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.dropout < 1:
