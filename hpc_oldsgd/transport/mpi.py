@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from typing import Any, Literal
 
 import numpy as np
@@ -174,15 +175,18 @@ class MpiTransport(Transport):
 
     def await_job(self, job: Job, waits_for: Callable[[], str]) -> None:
         """Return when the job is done; the thread stands on an event, never inside MPI."""
+        self.await_done(lambda seconds: self.engine.wait(job, seconds), waits_for)
+        if job.error:
+            raise MPI.Exception(job.error)
+
+    def await_done(self, done: Callable[[float], bool], waits_for: Callable[[], str]) -> None:
         start = time.perf_counter()
-        while not self.engine.wait(job, 0.5):
+        while not done(0.5):
             waited = time.perf_counter() - start
             if self.timeout_s is not None and waited > self.timeout_s:
                 raise NeighbourTimeout(
                     f"rank {self.rank} has waited {waited:.0f} s for {waits_for()}"
                 )
-        if job.error:
-            raise MPI.Exception(job.error)
 
     def _channel(self, x: torch.Tensor) -> Channel:
         free = [c for c in self._channels if not c.busy and c.fits(x)]
@@ -287,7 +291,10 @@ class _InFlight:
 
             def send() -> float:
                 job = self.job = engine.submit(stages)
-                self.transport.await_job(job, self.waits_for)
+                while not engine.wait(job, 0.5):
+                    pass  # the limit is for who stands waiting, and this worker is not the agent
+                if job.error:
+                    raise MPI.Exception(job.error)
                 return job.done_s
 
             self.staged = staging.fly(out, back, send)
@@ -305,7 +312,11 @@ class _InFlight:
             return
         start = time.perf_counter()
         if self.staged is not None:
-            completed, arrived = self.staged.result()
+            staged = self.staged
+            self.transport.await_done(
+                lambda seconds: bool(wait_for([staged], seconds).done), self.waits_for
+            )
+            completed, arrived = staged.result()
             assert self.transport.staging is not None
             self.transport.staging.before_reading(arrived)
         else:
