@@ -221,7 +221,7 @@ def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str
             linewidth=0.0 if kind == "mix" else 0.4, zorder=3 if kind == "mix" else 2,
         )  # fmt: skip
     _marks(axis, timeline, lanes, origin)
-    axis.set_ylim(height, -0.16)
+    axis.set_ylim(height + GAP_IN / 2, -0.16)
     axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)
     tops = [lanes[rank, "thread", 0] for rank in timeline.ranks]
