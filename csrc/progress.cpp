@@ -13,7 +13,9 @@ using Clock = std::chrono::steady_clock;
 
 double now_s() { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
 
-void sleep_s(double seconds) { std::this_thread::sleep_for(std::chrono::duration<double>(seconds)); }
+void sleep_s(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
 
 // Small messages are through in microseconds: look often at first, then ever less.
 constexpr double kFirstSleep = 50e-6;
@@ -71,6 +73,7 @@ std::shared_ptr<Job> Engine::submit(std::vector<Stage> stages) {
 bool Engine::wait(const Job& job, double timeout_s) {
   const auto until = Clock::now() + std::chrono::duration<double>(timeout_s);
   std::unique_lock<std::mutex> lock(mutex_);
+  if (job.done) return true;  // waking the thread would only let it take our core
   if (thread_.joinable()) {
     ++waiters_;
     wake_.notify_one();
