@@ -1,0 +1,222 @@
+"""Model-sized buffers of an agent beyond parameters, gradients and optimizer state.
+
+Measured: growth of the process's resident memory from before the model exists, in units of one
+model, less the model itself, its gradient and the optimizer's state; `held` at round boundaries,
+`peak` at any moment of a round. Computed: what the schedule keeps (snapshot and received models of
+every open flight, all-reduce buffers, named state). OLDSGD is allowed degree + 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .. import algorithms
+from ..checkpoint import Checkpoints, Policy
+from ..config import TrainOptions
+from ..data import Arrays, Batch, Source
+from ..errors import UserError
+from ..tasks import Task
+from ..tasks.base import Split
+from ..training import Training, Worker
+
+if TYPE_CHECKING:
+    from ..agent import Agent
+
+STATE = {"sgd": 0, "momentum": 1, "adamw": 2}  # model-sized buffers of the optimizer
+
+# The mean model and x as it was, for the exact consensus distance; the state while it is written.
+EXTRA = {"metrics": 2, "checkpoint": 3}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Memory of an agent in model-sized buffers, measured against computed; run under mpirun."""
+
+    algorithm: tuple[str, ...] = ("oldsgd", "ldsgd", "kgt", "lugt", "led", "lsgd", "co2")
+    """One or several; `all` for every one there is."""
+    topology: str = "ring"
+    """Who talks to whom."""
+    optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
+    """Its state is no part of what is counted."""
+    side: int = 4000
+    """The model is one matrix of side x side float32 numbers: 64 MB."""
+    rounds: int = 4
+    """Rounds of two steps."""
+    json: bool = False
+    """Print one line of JSON after the text."""
+
+    def __post_init__(self) -> None:
+        if self.side < 1000 or self.rounds < 2:
+            raise UserError("--side must be at least 1000 to be seen, --rounds at least 2.")
+
+
+@dataclass(kw_only=True)
+class Matrix(Task):
+    """One large matrix and next to no data: all memory is the model's."""
+
+    side: int = 4000
+    batch: int = 1
+
+    def model(self) -> nn.Module:
+        return nn.Linear(self.side, self.side, bias=False)
+
+    def source(self, split: Split) -> Source:
+        return Arrays((np.ones((16, 1), dtype=np.float32), np.zeros(16, dtype=np.int64)))
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        return model(batch[0].expand(-1, self.side)).square().mean()
+
+    def measure(self, model: nn.Module, batches: Any) -> dict[str, float]:
+        losses = [float(self.loss(model, batch)) for batch in batches]
+        return {"loss": sum(losses) / len(losses), "accuracy": 0.0}
+
+
+class Meter:
+    """Resident memory of this process in units of one model."""
+
+    def __init__(self, unit_bytes: int) -> None:
+        self.unit_bytes = unit_bytes
+        self.start = resident("RssAnon")
+        self.peak_start = resident("VmRSS")
+        self.held = 0.0
+        self.reset()
+
+    def reset(self) -> None:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+
+    def look(self, _: object = None) -> None:
+        self.held = max(self.held, (resident("RssAnon") - self.start) / self.unit_bytes)
+
+    @property
+    def peak(self) -> float:
+        return (resident("VmHWM") - self.peak_start) / self.unit_bytes
+
+
+def resident(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise UserError("this benchmark reads /proc/self/status, which is not here")
+
+
+def main(options: Options) -> None:
+    from ..transport.mpi import world
+
+    comm = world()
+    torch.set_num_threads(1)
+    names = algorithms.names() if "all" in options.algorithm else list(options.algorithm)
+    small = dataclasses.replace(options, side=1000)
+    _row(small, comm, "oldsgd", _loop(small, "metrics"))  # what is loaded and opened only once
+    results = [_row(options, comm, name) for name in names]
+    if "oldsgd" in names:
+        for what in EXTRA:
+            more = _row(options, comm, "oldsgd", _loop(options, what))
+            more["algorithm"] += f" + {what}"
+            more["computed"] += EXTRA[what]
+            results.append(more)
+    if comm.rank == 0:
+        print(_text(options, comm.size, results))
+        if options.json:
+            print(json.dumps({"options": dataclasses.asdict(options), "results": results}))
+
+
+def _row(
+    options: Options, comm: Any, name: str, extend: Callable[[Agent], None] = lambda agent: None
+) -> dict[str, Any]:
+    """One algorithm: an agent of its own, a few rounds, and the largest numbers of all ranks."""
+    from ..agent import Agent
+
+    gc.collect()
+    task = Matrix(side=options.side)
+    meter = Meter(4 * options.side**2)
+    model = task.model()
+    optimizer: torch.optim.Optimizer
+    if options.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+    else:
+        momentum = 0.9 if options.optimizer == "momentum" else 0.0
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=momentum)
+    kind = algorithms.get(name)
+    algorithm = kind() if name.startswith("dsgd") else kind(tau=2)
+    agent = Agent(model, optimizer, algorithm, options.topology, comm, sync=False)
+    meter.reset()
+    agent.on_round.append(meter.look)
+    extend(agent)
+    batch = (torch.ones(1, 1),)
+    while agent.r < options.rounds and not agent.finished:
+        optimizer.zero_grad(set_to_none=not agent.algorithm.reads_gradient)
+        task.loss(model, batch).backward()
+        agent.step()
+    own = 2 + STATE[options.optimizer]
+    degree = len(agent.transport.topology.neighbours(agent.rank, 0))
+    numbers = [meter.held - own, meter.peak - own, _computed(agent), float(degree)]
+    largest = agent.transport.reduce(np.array(numbers), "max").result()
+    agent.finish()
+    held, peak, computed, degree = largest.tolist()
+    return {"algorithm": name, "held": held, "peak": peak, "computed": computed,
+            "degree": int(degree)}  # fmt: skip
+
+
+def _computed(agent: Agent) -> float:
+    """From what the schedule has opened: buffers of flights, of all-reduces, and its state."""
+    transport = agent.transport
+    degree = len(transport.topology.neighbours(agent.rank, 0))
+    flights = len(transport._channels) * (degree + 1)
+    reductions = len(transport._rings) * (1 + 1 / transport.n)
+    return flights + reductions + len(agent.algorithm.state_dict())
+
+
+def _loop(options: Options, what: str) -> Callable[[Agent], None]:
+    """The training loop of `train`, with a row or a checkpoint under way nearly all the time."""
+
+    def extend(agent: Agent) -> None:
+        task = Matrix(side=options.side)
+        iterations = 2 * options.rounds
+        with tempfile.TemporaryDirectory() as folder:
+            config = TrainOptions(eval_every=2 if what == "metrics" else 10**6)
+            shard = task.shard(agent.rank, agent.n)
+            worker = Worker(agent.rank, agent.model, agent.optimizer, shard)
+            training = Training(config, task, agent, [worker], iterations)
+            if what == "checkpoint":
+                training.checkpoints = Checkpoints(
+                    Path(folder), agent.transport, training.control, Policy(every=2),
+                    shard=agent.rank, count=agent.n, about={"run": {}},
+                )  # fmt: skip
+            training.run()
+            training.control.close()
+            agent.transport.reduce(np.zeros(1)).result()  # all have read and written
+
+    return extend
+
+
+def _text(options: Options, n: int, results: list[dict[str, Any]]) -> str:
+    megabytes = 4 * options.side**2 / 1e6
+    lines = [
+        f"{n} ranks, {options.topology}, model of {megabytes:.0f} MB, {options.optimizer}; buffers "
+        "of that size beyond parameters, gradients and optimizer state, of the fullest rank",
+        "",
+        f"{'algorithm':<24}{'computed':>9}{'held':>8}{'peak':>8}{'allowed':>9}",
+    ]
+    for r in results:
+        allowed = str(r["degree"] + 1) if r["algorithm"] == "oldsgd" else ""
+        lines.append(
+            f"{r['algorithm']:<24}{r['computed']:>9.2f}{r['held']:>8.2f}{r['peak']:>8.2f}"
+            f"{allowed:>9}"
+        )
+    notes = [
+        "held: at round boundaries; peak: at any moment, temporaries of a step included.",
+        "metrics: the mean model, its average, x as it was; checkpoint: these for the last row, and",
+        "a copy of the state while it is written.",
+    ]
+    return "\n".join([*lines, "", *notes])
