@@ -21,7 +21,7 @@ trap 'rm -rf "$logs"' EXIT
 
 # shellcheck disable=SC2086  # ARGS is a list of words
 timeout -k 10 "$LIMIT_S" "$MPIRUN" -n "$n" scripts/rank.sh "$logs" \
-  "$VENV/bin/python" -m pytest tests/mpi "$@" ${ARGS:-} </dev/null
+  "$VENV/bin/python" -m pytest tests/mpi -p no:unraisableexception "$@" ${ARGS:-} </dev/null
 code=$?
 [[ $code == 124 ]] && echo "no result within $LIMIT_S s: mpirun was ended"
 if [[ $code != 0 && $code != 5 ]]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -26,6 +27,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="write tests/golden/*.npz anew from this run instead of comparing with them",
     )
+
+
+def pytest_collection_finish() -> None:
+    # torch leaves a million objects; looking through them at every collection costs minutes when
+    # nine ranks share two cores.
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ leave the next test's collectives with nobody to meet. A rank that fails while t
 inside a collective cannot be agreed with: it prints its error and ends the job.
 
     @pytest.mark.ranks(2)       skip with fewer ranks
+    @pytest.mark.ranks(1, 3)    skip with fewer or more
     def test_it(comm): ...      comm is the world
 """
 
@@ -41,7 +42,7 @@ def shared_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(least): skip on fewer ranks")
+    config.addinivalue_line("markers", "ranks(least, most): skip on fewer or more ranks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,9 +51,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LIMIT_S, method="thread"))
-        least = max([m.args[0] for m in item.iter_markers("ranks")], default=1)
-        if world.size < least:
-            item.add_marker(pytest.mark.skip(reason=f"needs {least} ranks, has {world.size}"))
+        for mark in item.iter_markers("ranks"):
+            least, most = (*mark.args, world.size)[:2]
+            if not least <= world.size <= most:
+                item.add_marker(pytest.mark.skip(reason=f"not meant for {world.size} ranks"))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,8 @@ WAYS = [
         ("thread", "poll", "none"), (True, False), ("direct", "host")
     )
 ]
+if MPI.COMM_WORLD.size > 3:  # each way is tried by few ranks; with many, one of each kind
+    WAYS = [WAYS[k] for k in (0, 1, 2, 7, 8)]
 GRAPHS = ["ring", "complete", "one-peer-ring"]
 every_way = pytest.mark.parametrize("way", WAYS)
 FAST: dict[str, Any] = {"progress": "thread"}
@@ -267,7 +269,7 @@ def test_flights_are_timed(comm, way):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2], WAYS[-1]])
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[-1]])
 def test_a_late_rank_is_named(comm, way):
     """Rank 1 is late; its neighbours say so, and go on once it is there."""
     n, i = comm.size, comm.rank
@@ -291,7 +293,7 @@ def test_a_late_rank_is_named(comm, way):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[2], WAYS[-1]])
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[-1]])
 def test_nobody_is_late_while_the_agent_computes(comm, way):
     """The limit counts the time an agent stands waiting, not the time its message takes."""
     n, i = comm.size, comm.rank
