@@ -112,12 +112,12 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
                 old.unlink()  # a link is removed, never followed
             elif old.is_dir():
                 shutil.rmtree(old)
-    (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink()
+        (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from None
 

@@ -22,7 +22,7 @@ class Window:
     exposed: float = 0.0
     transfer: float = 0.0
     flights: int = 0
-    start: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=lambda: time.perf_counter())
 
     @classmethod
     def empty(cls, n: int) -> Window:

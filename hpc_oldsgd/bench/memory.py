@@ -216,7 +216,7 @@ def _text(options: Options, n: int, results: list[dict[str, Any]]) -> str:
         )
     notes = [
         "held: at round boundaries; peak: at any moment, temporaries of a step included.",
-        "metrics: the mean model, its average, x as it was; checkpoint: these for the last row, and",
-        "a copy of the state while it is written.",
+        "metrics: the mean model, its average, x as it was; checkpoint: these for the last row,",
+        "and a copy of the state while it is written.",
     ]
     return "\n".join([*lines, "", *notes])
