@@ -30,14 +30,13 @@ say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0
 # The folder of all that a script writes: the same after a requeue, and after a resubmission with
 # HPC_OLDSGD_OUT, which then goes on where the first submission ended.
 out_folder() { # NAME
-  folder=${HPC_OLDSGD_OUT:-runs/$1-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
-  mkdir -p "$folder" || fail "cannot write to $folder"
+  echo "${HPC_OLDSGD_OUT:-runs/$1-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
 }
 
 # srun's --mpi for the MPI that mpi4py loads. A wrong one gives N worlds of one rank.
 mpi_type() {
   local version
-  version=$(python -m mpi4py --mpi-lib-version) || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
+  version=$(python -m mpi4py --mpi-lib-version | tr -d '\0') || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
   case $version in
     *"Open MPI"*) echo pmix ;;
     *CRAY*) echo cray_shasta ;;
@@ -66,10 +65,23 @@ tasks() { # N
   esac
 }
 
+# MPICH names its shared memory after the job's and the step's number, which a requeued job has again:
+# what ranks that were killed left on a node would be taken for this start's. Goes over own files that
+# no process maps.
+sweep() {
+  # shellcheck disable=SC2016
+  srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash -c '
+    for file in /dev/shm/mpich_shm_*; do
+      [[ -O $file ]] && ! grep -qsF "$file" /proc/[0-9]*/maps && rm -f "$file"
+    done
+    true'
+}
+
 # All tasks of the allocation must be one MPI world: N worlds of one rank are an error, not a result.
 check_world() {
   local n=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} greetings
   tasks "$n"
+  [[ -z ${SLURM_RESTART_COUNT:-} ]] || sweep
   greetings=$("${start[@]}" python -m mpi4py.bench helloworld </dev/null) ||
     fail "${start[*]} cannot start MPI programs: set HPC_OLDSGD_MPI or HPC_OLDSGD_LAUNCHER in jobs/env.sh"
   (($(grep -c " of $n on " <<<"$greetings") == n)) ||

