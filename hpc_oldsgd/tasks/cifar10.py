@@ -13,8 +13,8 @@ from torch import nn
 from .. import models
 from ..data import Batch, Source, cifar
 from ..data.shard import Rows
-from . import register
 from .base import OnDisk, Split
+from .registry import register
 
 MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
 STD = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)

@@ -10,8 +10,8 @@ from torch import nn
 
 from .. import models
 from ..data import Arrays, Iid, Source
-from . import register
 from .base import Split, Task
+from .registry import register
 
 
 @register("digits")

@@ -19,8 +19,8 @@ from ..data.shard import Rows
 from ..data.text import find_tokenizer, find_wikitext
 from ..data.tokens import Tokens, tokens
 from ..errors import UserError
-from . import register
 from .base import OnDisk, Split
+from .registry import register
 
 
 @register("wikitext2-gpt2")
