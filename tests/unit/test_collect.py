@@ -1,0 +1,105 @@
+"""Tables from run folders that the real writer made: targets, speed-ups, what is left out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_oldsgd import metrics
+from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.study.collect import Options, main
+
+
+def write_run(
+    path: Path, accuracy: list[float], seconds: float, n: int = 2, name: str = "oldsgd",
+    tau: int = 5, ended: bool = True, **options: Any,
+) -> None:  # fmt: skip
+    """One row every `seconds`."""
+    path.mkdir(parents=True)
+    folder = metrics.RunFolder(path)
+    folder.write(
+        "config.json",
+        {
+            "options": {"partition": "iid", **options},
+            "algorithm": {"name": name, "tau": tau},
+            "task": {"name": "digits"}, "agents": n, "alpha": 0.1, "iterations": 50,
+            "topology": {"name": "ring", "lambda_2": 0.0},
+        },
+    )  # fmt: skip
+    for k, value in enumerate(accuracy, 1):
+        folder.row({"round": k, "iteration": 5 * k, "time": k * seconds, "train_loss": 1 - value,
+                    "test_accuracy": value, "consensus": 0.1, "step_s": 0.1,
+                    "hidden": 0.5})  # fmt: skip
+    if ended:
+        folder.write("summary.json", {"time_unit": "units" if "c" in options else "s"})
+    folder.close()
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_speedup_over_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(tmp_path / "n2", [0.5, 0.7, 0.9, 0.95], 8.0)
+    write_run(tmp_path / "n4", [0.5, 0.9, 0.95, 0.96], 6.0, n=4)
+    write_run(tmp_path / "n32", [0.1, 0.2], 1.0, n=32, ended=False)
+    main(Options(tmp_path, target=0.9))
+    rows = table(tmp_path / "scaling.csv")
+    assert [row["agents"] for row in rows] == ["2", "4", "32"]
+    assert [row["time_to_target"] for row in rows] == ["24.0", "12.0", ""]
+    assert [row["speedup"] for row in rows] == ["1.0", "2.0", ""]
+    states = {row["run"]: row["state"] for row in table(tmp_path / "runs.csv")}
+    assert states == {"n2": "done", "n4": "done", "n32": "unfinished"}
+    text = (tmp_path / "report.md").read_text()
+    assert "![time-digits-iid-wall](time-digits-iid-wall.png)" in text
+    assert (tmp_path / "time-digits-iid-wall.png").exists()
+    assert not (tmp_path / "algorithms.csv").exists()
+    assert "| n32 | 32 |" in capsys.readouterr().out
+
+
+def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
+    """The target is 95% of the best accuracy, 0.76 here."""
+    for c in (1.0, 5.0):
+        top = tmp_path / f"c{c}"
+        write_run(top / "a", [0.7, 0.76, 0.8], 10.0, tau=5, c=c)  # at 20
+        write_run(top / "b", [0.7, 0.76, 0.8], 7.5, tau=10, c=c)  # at 15
+        write_run(top / "c", [0.75, 0.76, 0.8], 15.0 * c, name="ldsgd", tau=3, c=c)  # at 30 c
+        write_run(top / "d", [0.2, 0.1], 1.0, name="lugt", tau=3, c=c, ended=False)
+        (top / "d" / "diverged").touch()
+    main(Options(tmp_path, figures=False))
+    rows = {(row["algorithm"], row["c"]): row for row in table(tmp_path / "algorithms.csv")}
+    assert rows["oldsgd", "1.0"]["tau"] == "10"
+    assert [rows[name, "1.0"]["speedup_of_oldsgd"] for name in ("oldsgd", "ldsgd", "lugt")] == [
+        "1.0", "2.0", ""
+    ]  # fmt: skip
+    assert rows["ldsgd", "5.0"]["speedup_of_oldsgd"] == "10.0"
+    assert not (tmp_path / "scaling.csv").exists()
+    assert {r["state"] for r in table(tmp_path / "runs.csv")} == {"done", "diverged"}
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_overlap(tmp_path: Path) -> None:
+    result = {"algorithm": "oldsgd", "tau": 5, "round_s": 1.0, "ratio_to_ideal": 1.01,
+              "transfer_s": 0.2, "exposed_s": 0.002, "hidden": 0.99}  # fmt: skip
+    settings = {"ranks": 4, "hosts": 2, "model_bytes": 4_000_000, "mpi": "MPICH"}
+    line = json.dumps({"results": [result], "settings": settings})
+    (tmp_path / "overlap.txt").write_text(f"a table\n\n{line}\n")
+    main(Options(tmp_path))
+    row = table(tmp_path / "overlap.csv")[0]
+    assert (row["ranks"], row["MB"], row["hidden"]) == ("4", "4.0", "0.99")
+    assert "99.0%" in (tmp_path / "report.md").read_text()
+    (tmp_path / "overlap.txt").write_text("killed\n")
+    with pytest.raises(UserError, match="does not end with the line"):
+        main(Options(tmp_path))
+
+
+def test_nothing_to_collect(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="There is no folder"):
+        main(Options(tmp_path / "none"))
+    with pytest.raises(UserError, match="There is no run"):
+        main(Options(tmp_path))
