@@ -62,7 +62,6 @@ def run(
     plan, overwrite = resume.plan(
         config, who, n, shards_here, lambda text: gather_text(comm, text), console.say
     )
-    history = startup.check(lambda: plan.prepare(overwrite) if rank == 0 else [])
     startup.check(lambda: resume.take_mean(plan, model) if rank == 0 else None)
     shard = startup.check(lambda: task.shard(rank, n, config.partition, config.seed))
     alpha = config.alpha or task.default_alpha
@@ -85,6 +84,11 @@ def run(
             trace=trace,
         )
     )
+    try:  # last, so that a wrong option costs no run that is to be replaced
+        history = startup.check(lambda: plan.prepare(overwrite) if rank == 0 else [])
+    except UserError:  # on all ranks alike
+        agent.finish()
+        raise
     with alone(comm):
         iterations = config.iterations or task.default_iterations
         title = (
