@@ -48,6 +48,8 @@ class RunOptions:
     """Rounds between two evaluations of the mean model; 0 makes about twenty over the run."""
     eval_samples: int = 2000
     """Size of the fixed training sample for f(xbar), and limit on test samples while training."""
+    final_test: bool = True
+    """Measure the whole test set at the end; off, the closing row keeps to --eval-samples."""
     bn: Literal["average", "recalibrate"] = "average"
     """BatchNorm statistics of the mean model: averaged over agents, or estimated anew."""
     out: Path | None = None

@@ -88,8 +88,9 @@ class Training:
             self.on_step(runner.t)
         if self.diverged_at is not None:
             raise Diverged(self._epitaph())
-        if not self.stopped:  # the last row measures the whole test set
-            self.evaluator = self._evaluator(None)
+        if not self.stopped:
+            if self.config.final_test:
+                self.evaluator = self._evaluator(None)
             self._start_row()
             self._finish_row()
         if self.checkpoints is not None:
