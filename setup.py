@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from sysconfig import get_platform
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -52,9 +53,12 @@ class CMakeBuild(build_ext):
         if not cmake:
             raise FileNotFoundError("cmake not found")
         target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        build = Path(self.build_temp).resolve()
+        # Not build_temp, which pip makes anew each time: a second build compiles only what changed.
+        root = Path(__file__).resolve().parent
+        build = root / "build" / f"cmake-{sys.implementation.cache_tag}-{get_platform()}"
+        (build / "CMakeCache.txt").unlink(missing_ok=True)  # names tools of the last build's pip
         configure = [
-            *(cmake, "--fresh", "-S", str(Path(__file__).resolve().parent), "-B", str(build)),
+            *(cmake, "-S", str(root), "-B", str(build)),
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",

@@ -56,6 +56,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "The fused mixing op; use hpc_oldsgd.ops.";
   bind_progress(m);
   m.def("build_info", build_info);
+  m.attr("API") = 2;  // ops.py asks for this one; raise both when a signature here changes
   m.attr("MAX_FIXED_DEGREE") = kMaxFixedDegree;
   m.attr("CUDA_SCRATCH") = kCudaScratch;
 
@@ -80,14 +81,15 @@ PYBIND11_MODULE(_native, m) {
   });
 
   m.def("mix_rows",
-        [](int form, int model, int wire, int64_t rows, int64_t d, uintptr_t out, uintptr_t y,
-           uintptr_t indptr, uintptr_t indices, uintptr_t weights, uintptr_t self_weights,
-           uintptr_t acc, double alpha, uintptr_t distance, int threads) {
+        [](int form, int model, int wire, int64_t rows, int64_t d, int64_t edges, uintptr_t out,
+           uintptr_t y, uintptr_t indptr, uintptr_t indices, uintptr_t weights,
+           uintptr_t self_weights, uintptr_t acc, double alpha, uintptr_t distance, int threads) {
           const MixRows mix{static_cast<Form>(form),
                             static_cast<Dtype>(model),
                             static_cast<Dtype>(wire),
                             rows,
                             d,
+                            edges,
                             address(out),
                             address(y),
                             static_cast<const int64_t*>(address(indptr)),

@@ -69,8 +69,9 @@ OLDSGD_HD void add_double(Lanes<double>& sum, const Lanes<float>& e) {
   }
 }
 
-// One mix of T models over W wires; Form and the wish for a distance are fixed at compile time.
-template <class T, class W, bool delta, bool distance>
+// One mix of T models over W wires; the form, the wish for a distance and a common degree (0: any)
+// are fixed at compile time.
+template <class T, class W, bool delta, bool distance, int fixed_degree>
 struct Loop {
   using A = typename std::conditional<std::is_same<T, double>::value, double, float>::type;
 
@@ -83,7 +84,14 @@ struct Loop {
   T* acc;
   W* y_next;
   bool zero_acc, stream_out, stream_next;
+  // Of a fixed degree, so that they stay in registers: no store can be thought to change them.
+  const W* near[fixed_degree + 1];
+  A near_weights[fixed_degree + 1];
 
+  OLDSGD_HD const W* neighbour(int64_t j) const {
+    return fixed_degree ? near[j] : static_cast<const W*>(neighbours[j]);
+  }
+  OLDSGD_HD A weight(int64_t j) const { return fixed_degree ? near_weights[j] : weights[j]; }
   OLDSGD_HD void lanes(int64_t i, Lanes<double>& sum) const {
     const Lanes<A> y = load_lanes<A>(y_self + i);
     Lanes<A> s, e;
@@ -91,9 +99,10 @@ struct Loop {
       s.v[u] = delta ? splat(A(0)) : mul(splat(w_self), y.v[u]);
       e.v[u] = splat(A(0));
     }
-    for (int64_t j = 0; j < degree; ++j) {
-      const Lanes<A> y_j = load_lanes<A>(static_cast<const W*>(neighbours[j]) + i);
-      const auto w = splat(weights[j]);
+    const int64_t count = fixed_degree ? fixed_degree : degree;
+    for (int64_t j = 0; j < count; ++j) {
+      const Lanes<A> y_j = load_lanes<A>(neighbour(j) + i);
+      const auto w = splat(weight(j));
       OLDSGD_EACH(u, A) {
         const auto v = delta ? sub(y_j.v[u], y.v[u]) : y_j.v[u];
         s.v[u] = weigh(s.v[u], w, v);
@@ -138,7 +147,8 @@ struct Loop {
   void block(int64_t i, int64_t end, double* partial) const {
     Lanes<double> sum;
     OLDSGD_EACH(u, double) sum.v[u] = splat(0.0);
-    for (; i + kLanes <= end; i += kLanes) lanes(i, sum);
+    const Loop local = *this;
+    for (; i + kLanes <= end; i += kLanes) local.lanes(i, sum);
     double lane[kLanes];
     if constexpr (distance) memcpy(lane, &sum, sizeof lane);
     for (int k = 0; i < end; ++i, ++k) {
@@ -153,22 +163,28 @@ struct Loop {
   }
 };
 
-template <class T, class W, bool delta, bool distance>
-void run(const Job& j, int64_t begin, int64_t end, double* partials) {
-  using L = Loop<T, W, delta, distance>;
+template <class T, class W, bool delta, bool distance, int fixed_degree>
+void run_degree(const Work& j, int64_t begin, int64_t end, double* partials) {
+  using L = Loop<T, W, delta, distance, fixed_degree>;
   using A = typename L::A;
-  const L loop{static_cast<T*>(j.out),
-               static_cast<const W*>(j.y_self),
-               j.neighbours,
-               static_cast<const A*>(j.weights),
-               j.degree,
-               static_cast<A>(j.w_self),
-               static_cast<A>(j.alpha),
-               static_cast<T*>(j.acc),
-               static_cast<W*>(j.y_next),
-               j.zero_acc,
-               j.stream_out,
-               j.stream_next};
+  L loop{static_cast<T*>(j.out),
+         static_cast<const W*>(j.y_self),
+         j.neighbours,
+         static_cast<const A*>(j.weights),
+         j.degree,
+         static_cast<A>(j.w_self),
+         static_cast<A>(j.alpha),
+         static_cast<T*>(j.acc),
+         static_cast<W*>(j.y_next),
+         j.zero_acc,
+         j.stream_out,
+         j.stream_next,
+         {},
+         {}};
+  for (int k = 0; k < fixed_degree; ++k) {
+    loop.near[k] = static_cast<const W*>(j.neighbours[k]);
+    loop.near_weights[k] = loop.weights[k];
+  }
   if (!distance) {
     loop.block(begin, end, nullptr);
   } else {
@@ -176,6 +192,20 @@ void run(const Job& j, int64_t begin, int64_t end, double* partials) {
       loop.block(b, b + kBlock < end ? b + kBlock : end, partials + b / kBlock);
   }
   if (j.stream_out || j.stream_next) fence();
+}
+
+template <class T, class W, bool delta, bool distance>
+void run(const Work& j, int64_t begin, int64_t end, double* partials) {
+  switch (j.degree) {  // of a one-peer graph, a ring, a torus
+    case 1:
+      return run_degree<T, W, delta, distance, 1>(j, begin, end, partials);
+    case 2:
+      return run_degree<T, W, delta, distance, 2>(j, begin, end, partials);
+    case 4:
+      return run_degree<T, W, delta, distance, 4>(j, begin, end, partials);
+    default:
+      return run_degree<T, W, delta, distance, 0>(j, begin, end, partials);
+  }
 }
 
 void copy(char* dst, const char* src, int64_t bytes) {

@@ -13,7 +13,7 @@ constexpr int64_t kBlock = 4096;
 constexpr int kLanes = 16;
 
 // One mix, with the weights already in the accumulation type (float, or double for a double model).
-struct Job {
+struct Work {
   void* out;
   const void* y_self;
   const void* const* neighbours;
@@ -27,7 +27,7 @@ struct Job {
 };
 
 // Elements [begin, end), begin a multiple of kBlock; partials[b] receives the distance of block b.
-using Kernel = void (*)(const Job&, int64_t begin, int64_t end, double* partials);
+using Kernel = void (*)(const Work&, int64_t begin, int64_t end, double* partials);
 
 struct Kernels {
   Kernel mix[4][4][3];  // [model][wire][gradient, delta, delta with distance]; null if unfit

@@ -40,11 +40,12 @@ struct Mix {
 };
 
 // The same for every row of (rows, d) matrices; row i's neighbours are rows indices[k] of y with
-// weights[k], k in indptr[i]:indptr[i+1]. No buffer may overlap another.
+// weights[k], k in indptr[i]:indptr[i+1]. No buffer may overlap another. A graph that points
+// outside throws std::invalid_argument before anything is written.
 struct MixRows {
   Form form;
   Dtype model, wire;
-  int64_t rows, d;
+  int64_t rows, d, edges;           // edges: the length of indices and weights
   void* out;                        // model
   const void* y;                    // wire
   const int64_t *indptr, *indices;  // CSR

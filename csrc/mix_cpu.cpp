@@ -82,6 +82,18 @@ struct Weights {
   }
 };
 
+void check_graph(const MixRows& m) {
+  bool rises = m.indptr[0] == 0 && m.indptr[m.rows] == m.edges;
+  for (int64_t i = 0; i < m.rows; ++i) rises = rises && m.indptr[i] <= m.indptr[i + 1];
+  if (!rises)
+    throw std::invalid_argument("indptr must rise from 0 to the " + std::to_string(m.edges) +
+                                " indices.");
+  for (int64_t k = 0; k < m.edges; ++k)
+    if (m.indices[k] < 0 || m.indices[k] >= m.rows)
+      throw std::invalid_argument("indices must lie in 0.." + std::to_string(m.rows - 1) +
+                                  ", the rows of y.");
+}
+
 double sum(const double* partials, int64_t count) {
   double total = 0;
   for (int64_t b = 0; b < count; ++b) total += partials[b];
@@ -95,8 +107,8 @@ const char* isa_in_use() { return isa().name; }
 void mix_cpu(const Mix& m, int threads) {
   const Kernel kernel = kernel_for(m.form, m.model, m.wire, m.distance != nullptr);
   const Weights weights(m.model, m.weights + 1, m.degree);
-  Job job{m.out,   m.y_self, m.neighbours, weights.at(0), m.degree, m.weights[0],
-          m.alpha, m.acc,    m.y_next,     m.zero_acc,    false,    false};
+  Work job{m.out,   m.y_self, m.neighbours, weights.at(0), m.degree, m.weights[0],
+           m.alpha, m.acc,    m.y_next,     m.zero_acc,    false,    false};
 
   // A store past the cache saves reading the line first. Where the line is read anyway it saves
   // nothing, so an output that is also an input is stored as usual.
@@ -123,8 +135,9 @@ void mix_cpu(const Mix& m, int threads) {
 }
 
 void mix_rows_cpu(const MixRows& m, int threads) {
+  check_graph(m);
   const Kernel kernel = kernel_for(m.form, m.model, m.wire, m.distance != nullptr);
-  const Weights weights(m.model, m.weights, m.indptr[m.rows]);
+  const Weights weights(m.model, m.weights, m.edges);
   const int64_t out_row = m.d * size_of(m.model), y_row = m.d * size_of(m.wire);
   const bool stream = m.form == Form::gradient && m.rows * out_row > cache_bytes() &&
                       out_row % 64 == 0 && aligned(m.out);
@@ -140,18 +153,18 @@ void mix_rows_cpu(const MixRows& m, int threads) {
       for (int64_t k = m.indptr[row]; k < m.indptr[row + 1]; ++k)
         neighbours.push_back(y + m.indices[k] * y_row);
       char* acc = m.acc ? static_cast<char*>(const_cast<void*>(m.acc)) + row * out_row : nullptr;
-      const Job job{static_cast<char*>(m.out) + row * out_row,
-                    y + row * y_row,
-                    neighbours.data(),
-                    weights.at(m.indptr[row]),
-                    static_cast<int64_t>(neighbours.size()),
-                    m.self_weights ? m.self_weights[row] : 0.0,
-                    m.alpha,
-                    acc,
-                    nullptr,
-                    false,
-                    stream,
-                    false};
+      const Work job{static_cast<char*>(m.out) + row * out_row,
+                     y + row * y_row,
+                     neighbours.data(),
+                     weights.at(m.indptr[row]),
+                     static_cast<int64_t>(neighbours.size()),
+                     m.self_weights ? m.self_weights[row] : 0.0,
+                     m.alpha,
+                     acc,
+                     nullptr,
+                     false,
+                     stream,
+                     false};
       kernel(job, b * kBlock, std::min(e * kBlock, m.d), partials.data() + row * blocks);
       u += e - b;
     }

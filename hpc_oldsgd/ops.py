@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 GRADIENT, DELTA = 0, 1
+API = 2  # of the extension, see csrc/bindings.cpp
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -42,9 +43,12 @@ def _load() -> tuple[ModuleType | None, str]:
     if os.environ.get("HPC_OLDSGD_NATIVE") == "0":
         return None, "HPC_OLDSGD_NATIVE=0"
     try:
-        return importlib.import_module("._native", __package__), ""
+        module = importlib.import_module("._native", __package__)
     except ImportError as error:
         return None, f"the extension did not load: {error}"
+    if getattr(module, "API", 0) != API:
+        return None, "the extension was built from other sources: reinstall the package"
+    return module, ""
 
 
 _native: Any
@@ -242,6 +246,7 @@ def mix_rows(
     """
     checks.rows("out", out, y, indptr, indices, weights, self_weights, acc)
     if out.device.type != "cpu" or not _native_for(out.device):
+        checks.graph(out.shape[0], indptr, indices)
         graph = [t.to(out.device) for t in (indptr, indices, self_weights, weights)]
         reference.mix_rows(out, y, graph, acc, alpha)
         return
@@ -265,6 +270,7 @@ def mix_rows_delta(
     checks.rows("x", x, y, indptr, indices, weights, None, None)
     d2 = torch.empty(x.shape[0], dtype=torch.float64, device=x.device) if distance else None
     if x.device.type != "cpu" or not _native_for(x.device):
+        checks.graph(x.shape[0], indptr, indices)
         graph = [t.to(x.device) for t in (indptr, indices, weights)]
         reference.mix_rows_delta(x, y, graph, d2)
     else:
@@ -285,7 +291,8 @@ def _rows(
     distance: Tensor | None,
 ) -> None:
     _native.mix_rows(
-        *(form, checks.CODE[x.dtype], checks.CODE[y.dtype], *x.shape, x.data_ptr(), y.data_ptr()),
+        *(form, checks.CODE[x.dtype], checks.CODE[y.dtype], *x.shape, indices.numel()),
+        *(x.data_ptr(), y.data_ptr()),
         *(indptr.data_ptr(), indices.data_ptr(), weights.data_ptr()),
         *(0 if t is None else t.data_ptr() for t in (self_weights, acc)),
         alpha,

@@ -77,16 +77,21 @@ def rows(
     _buffer("weights", weights, nnz, torch.float64, cpu)
     if self_weights is not None:
         _buffer("self_weights", self_weights, n, torch.float64, cpu)
-    if int(indptr[0]) != 0 or int(indptr[-1]) != nnz or bool((indptr[1:] < indptr[:-1]).any()):
-        raise UserError(f"indptr must rise from 0 to the {nnz} indices.")
-    if nnz and (int(indices.min()) < 0 or int(indices.max()) >= n):
-        raise UserError(f"indices must lie in 0..{n - 1}, the rows of y.")
     _no_grad(name, x)
     if acc is not None:
         read.append(("acc", _buffer("acc", acc, size, x.dtype, x.device), written[0][2]))
     if size:
         # Other rows read y[i] after row i was written, so not even the same buffer will do.
         _overlaps(written + read[:1], read[1:])
+
+
+def graph(n: int, indptr: Tensor, indices: Tensor) -> None:
+    """What the native code checks by itself."""
+    nnz = indices.numel()
+    if int(indptr[0]) != 0 or int(indptr[-1]) != nnz or bool((indptr[1:] < indptr[:-1]).any()):
+        raise UserError(f"indptr must rise from 0 to the {nnz} indices.")
+    if nnz and (int(indices.min()) < 0 or int(indices.max()) >= n):
+        raise UserError(f"indices must lie in 0..{n - 1}, the rows of y.")
 
 
 def copy(dst: Tensor, src: Tensor) -> None:
