@@ -19,9 +19,9 @@ export MPIRUN OMP_NUM_THREADS=1 NO_COLOR=1 # Open MPI gives rank 0 a terminal
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-# shellcheck disable=SC2086  # ARGS is a list of words
+eval "args=(${ARGS:-})" # words, as a shell would read them
 timeout -k 10 "$LIMIT_S" "$MPIRUN" -n "$n" scripts/rank.sh "$logs" \
-  "$VENV/bin/python" -m pytest tests/mpi -p no:unraisableexception "$@" ${ARGS:-} </dev/null
+  "$VENV/bin/python" -m pytest tests/mpi -p no:unraisableexception "$@" "${args[@]}" </dev/null
 code=$?
 [[ $code == 124 ]] && echo "no result within $LIMIT_S s: mpirun was ended"
 if [[ $code != 0 && $code != 5 ]]; then

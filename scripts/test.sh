@@ -26,8 +26,11 @@ part() { # part NAME COMMAND...
 
 has_tests() { compgen -G "$1/test_*.py" >/dev/null || compgen -G "$1/*/test_*.py" >/dev/null; }
 
-# shellcheck disable=SC2086,SC2329  # ARGS is a list of words; `part` calls this
-in_one_process() { timeout -k 10 "${LIMIT_S:-900}" "$VENV/bin/python" -m pytest "$@" ${ARGS:-} </dev/null; }
+eval "args=(${ARGS:-})" # words, as a shell would read them
+# shellcheck disable=SC2329  # `part` calls it
+in_one_process() {
+  timeout -k 10 "${LIMIT_S:-900}" "$VENV/bin/python" -m pytest "$@" "${args[@]}" </dev/null
+}
 
 folders=()
 for folder in tests/unit tests/native tests/golden; do
