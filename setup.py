@@ -41,8 +41,10 @@ class CMakeBuild(build_ext):
         except (OSError, ImportError, subprocess.CalledProcessError) as error:
             if required:
                 raise
+            failed = isinstance(error, subprocess.CalledProcessError)
+            why = "CMake failed, see above" if failed else error
             say(
-                f"the native extension was not built ({error}). The package works without it, "
+                f"the native extension was not built ({why}). The package works without it, "
                 "mixing with plain torch; for full speed install a C++17 compiler and reinstall."
             )
 
