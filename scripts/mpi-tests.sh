@@ -19,6 +19,7 @@ export MPIRUN OMP_NUM_THREADS=1 NO_COLOR=1 # Open MPI gives rank 0 a terminal
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
+args=()
 eval "args=(${ARGS:-})" # words, as a shell would read them
 timeout -k 10 "$LIMIT_S" "$MPIRUN" -n "$n" scripts/rank.sh "$logs" \
   "$VENV/bin/python" -m pytest tests/mpi -p no:unraisableexception "$@" "${args[@]}" </dev/null

@@ -26,6 +26,7 @@ part() { # part NAME COMMAND...
 
 has_tests() { compgen -G "$1/test_*.py" >/dev/null || compgen -G "$1/*/test_*.py" >/dev/null; }
 
+args=()
 eval "args=(${ARGS:-})" # words, as a shell would read them
 # shellcheck disable=SC2329  # `part` calls it
 in_one_process() {
