@@ -18,18 +18,17 @@ void bind_progress(py::module_& m) {
   const auto release = py::call_guard<py::gil_scoped_release>();
   py::class_<Engine>(m, "Engine")
       .def(py::init<uintptr_t, uintptr_t, size_t, size_t, double, bool>())
-      .def(
-          "submit",
-          [](Engine& engine, const std::vector<Packed>& packed) {
-            std::vector<Stage> stages;
-            for (const auto& [requests, receives, count, start, dst, src, n, dtype] : packed) {
-              stages.push_back({reinterpret_cast<char*>(requests), receives, count, start,
-                                reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src), n,
-                                dtype});
-            }
-            py::gil_scoped_release no_gil;
-            return engine.submit(std::move(stages));
-          })
+      .def("submit",
+           [](Engine& engine, const std::vector<Packed>& packed) {
+             std::vector<Stage> stages;
+             for (const auto& [requests, receives, count, start, dst, src, n, dtype] : packed) {
+               stages.push_back({reinterpret_cast<char*>(requests), receives, count, start,
+                                 reinterpret_cast<void*>(dst), reinterpret_cast<void*>(src), n,
+                                 dtype});
+             }
+             py::gil_scoped_release no_gil;
+             return engine.submit(std::move(stages));
+           })
       .def("wait",
            [](Engine& engine, const std::shared_ptr<Job>& job, double timeout_s) {
              py::gil_scoped_release no_gil;
