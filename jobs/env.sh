@@ -22,7 +22,7 @@ fail() { say "$*" >&2; exit 2; }
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a Slurm job: start it with sbatch"
 if [[ -n $HPC_OLDSGD_VENV ]]; then
   PATH=$HPC_OLDSGD_VENV/bin:$PATH
-  command -v python >/dev/null && [[ -x $HPC_OLDSGD_VENV/bin/python ]] ||
+  [[ -x $HPC_OLDSGD_VENV/bin/python ]] ||
     fail "no python in $HPC_OLDSGD_VENV: make setup makes it, HPC_OLDSGD_VENV names another"
 fi
 say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"

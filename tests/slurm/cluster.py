@@ -99,8 +99,8 @@ class Job:
     def ended(self) -> bool:
         return set(self.states()) <= set(ENDED)
 
-    def until(self, what: str, is_so: Callable[[], bool]) -> None:
-        limit = time.monotonic() + LIMIT_S
+    def until(self, what: str, is_so: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
+        limit = time.monotonic() + limit_s
         while not is_so():
             if time.monotonic() > limit or (what != "end" and self.ended()):
                 states = self.states()
@@ -108,9 +108,9 @@ class Job:
                 raise AssertionError(f"job {self.number}: no {what}\n{states}\n{self.log}")
             time.sleep(0.1)
 
-    def wait(self, expected: str = "COMPLETED") -> str:
+    def wait(self, expected: str = "COMPLETED", limit_s: float = LIMIT_S) -> str:
         """Its log, when it has come to the expected end."""
-        self.until("end", self.ended)
+        self.until("end", self.ended, limit_s)
         assert set(self.states()) == {expected}, f"{self.states()}\n{self.log}"
         return self.log
 

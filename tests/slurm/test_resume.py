@@ -9,8 +9,10 @@ import pytest
 from cluster import ROOT, Cluster, Job
 from safetensors.numpy import load_file
 
+pytestmark = pytest.mark.root
+
 TRAIN = ROOT / "jobs" / "train.slurm"
-RUN = ("--task", "logistic", "--iterations", "2500", "--tau", "5", "--checkpoint-every", "20")
+RUN = ("--task", "logistic", "--iterations", "2000", "--tau", "5", "--checkpoint-every", "20")
 CLOCKED = ("time", "step_s", "samples_per_s", "transfer", "exposed", "hidden", "eval_s")
 
 
