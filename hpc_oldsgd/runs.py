@@ -23,6 +23,7 @@ from .flat import Flat
 from .metrics import RunFolder, environment
 from .tasks import Task
 from .topology import Topology
+from .window import hidden
 from .training import Training
 
 O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
@@ -134,7 +135,7 @@ def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str
         "best": best,
         "transfer": transfer / len(waited) if waited else 0.0,
         "exposed": exposed / len(waited) if waited else 0.0,
-        "hidden": 1 - exposed / transfer if waited else None,
+        "hidden": hidden(exposed, transfer),
         "step_s": steps[len(steps) // 2],
         "time_unit": time_unit,
     }

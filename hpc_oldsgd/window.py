@@ -63,7 +63,7 @@ class Window:
             "samples_per_s": n * batch * steps / max(seconds, 1e-9),
             "transfer": transfer / per_flight,
             "exposed": exposed / per_flight,
-            "hidden": 1 - exposed / transfer if transfer > 0 else None,
+            "hidden": hidden(exposed, transfer) if n > 1 else None,
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -74,3 +74,8 @@ class Window:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
+
+
+def hidden(exposed: float, transfer: float) -> float | None:
+    """Share of the communication nobody waited for; waking up late may exceed a short transfer."""
+    return max(0.0, 1 - exposed / transfer) if transfer > 0 else None
