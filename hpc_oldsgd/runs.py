@@ -23,8 +23,8 @@ from .flat import Flat
 from .metrics import RunFolder, environment
 from .tasks import Task
 from .topology import Topology
-from .window import hidden
 from .training import Training
+from .window import hidden
 
 O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
 
