@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,21 +148,19 @@ def check_world(n: int) -> None:
 @contextlib.contextmanager
 def alone(comm: Any) -> Iterator[None]:
     """An error that one rank meets by itself ends the job: nobody waits for it in MPI_Finalize."""
+    from .transport.mpi_requests import end_job
+
     try:
         yield
     except BaseException as error:
         if comm.size == 1:
             raise
-        sys.stdout.flush()
-        code = getattr(error, "exit_code", None)
+        code, shown = getattr(error, "exit_code", None), ""
         if code is not None:
-            message = " ".join(str(error).split())
-            print(f"{PROG}: rank {comm.rank}: {message}", file=sys.stderr)
+            shown = f"{PROG}: rank {comm.rank}: {' '.join(str(error).split())}\n"
         elif not isinstance(error, KeyboardInterrupt):
-            print(f"{PROG}: rank {comm.rank} failed, the job ends:", file=sys.stderr)
-            traceback.print_exc()
-        sys.stderr.flush()
-        comm.Abort(code or (130 if isinstance(error, KeyboardInterrupt) else 1))
+            shown = f"{PROG}: rank {comm.rank} failed, the job ends:\n{traceback.format_exc()}"
+        end_job(comm, shown, code or (130 if isinstance(error, KeyboardInterrupt) else 1))
 
 
 def choose_device(wanted: str) -> torch.device:

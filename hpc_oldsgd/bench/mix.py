@@ -2,12 +2,14 @@
 
 The limit of an op is the bytes it must move (each input read once, each output written once) at
 the speed of the best copy of this run, normally the one with non-temporal stores. All contestants
-take turns in every repeat, so that a disturbance of the machine meets all of them.
+take turns in every repeat, so that a disturbance of the machine meets all of them, and in another
+order each time: whoever comes after a plain store pays for writing its cache lines back.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -156,8 +158,9 @@ def measure(options: Options, n: int, threads: int) -> dict[str, Any]:
     for c in everyone:  # compiles, touches pages, starts threads
         c.call()
         c.call()
+    order = random.Random(0)
     for _ in range(options.repeats):
-        for c in everyone:
+        for c in order.sample(everyone, len(everyone)):
             begin = time.perf_counter()
             c.call()
             c.seconds.append(time.perf_counter() - begin)

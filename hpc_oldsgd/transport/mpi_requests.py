@@ -18,6 +18,7 @@ from mpi4py import MPI
 from ..errors import UserError
 
 T = TypeVar("T")
+GRACE_S = 0.5  # mpirun drops what it has not read yet when a job aborts
 TAG_CLOCK = 29_999
 
 
@@ -111,22 +112,26 @@ def abort_on_error(comm: MPI.Comm) -> None:
     """An exception nobody catches on one rank ends the job, instead of hanging the others."""
     if comm.size == 1 or getattr(sys.excepthook, "aborts", False):
         return
-    before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
-        sys.stdout.flush()
-        print(f"rank {comm.rank} failed, the job ends:", file=sys.stderr)
+        shown = f"rank {comm.rank} failed, the job ends:\n"
         if isinstance(error, UserError):
-            print(f"hpc_oldsgd: {error}", file=sys.stderr)
-        elif before is sys.__excepthook__:
-            traceback.print_exception(kind, error, tb)
+            shown += f"hpc_oldsgd: {error}\n"
         else:
-            before(kind, error, tb)
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(int(getattr(error, "exit_code", 1)))
+            shown += "".join(traceback.format_exception(kind, error, tb))
+        end_job(MPI.COMM_WORLD, shown, int(getattr(error, "exit_code", 1)))
 
     hook.aborts = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def end_job(comm: MPI.Comm, message: str, code: int) -> None:
+    """Say why, then end every rank. Does not return."""
+    sys.stdout.flush()
+    sys.stderr.write(message)  # in one piece, not mixed with other ranks' lines
+    sys.stderr.flush()
+    time.sleep(GRACE_S)
+    comm.Abort(code)
 
 
 def clock_offset(comm: MPI.Comm, tries: int = 16) -> float:
