@@ -5,6 +5,7 @@ HPC_OLDSGD_CUDA_ARCHS="80;90"  the architectures; the last one also as PTX for n
 HPC_OLDSGD_REQUIRE_NATIVE=1    a failed build is an error
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -58,7 +59,7 @@ class CMakeBuild(build_ext):
         # Not build_temp, which pip makes anew each time: a second build compiles only what changed.
         root = Path(__file__).resolve().parent
         build = root / "build" / f"cmake-{sys.implementation.cache_tag}-{get_platform()}"
-        (build / "CMakeCache.txt").unlink(missing_ok=True)  # names tools of the last build's pip
+        build.mkdir(parents=True, exist_ok=True)
         configure = [
             *(cmake, "-S", str(root), "-B", str(build)),
             f"-DPython_EXECUTABLE={sys.executable}",
@@ -70,8 +71,12 @@ class CMakeBuild(build_ext):
             configure += ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"]
         if archs := os.environ.get("HPC_OLDSGD_CUDA_ARCHS"):
             configure.append(f"-DOLDSGD_CUDA_ARCHS={archs}")
-        subprocess.run(configure, check=True)
-        subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
+        with (build / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would spoil each other's objects
+            # The cache names tools of the last build, which pip may have removed with it.
+            (build / "CMakeCache.txt").unlink(missing_ok=True)
+            subprocess.run(configure, check=True)
+            subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
 
 
 setup(
