@@ -4,7 +4,6 @@
 set -euo pipefail
 python=$1 wanted=${2:-}
 version=2.13.0
-cpu_index=https://download.pytorch.org/whl/cpu
 
 install() { "$python" -m pip install --quiet "$@"; }
 
@@ -13,7 +12,6 @@ if [[ -n $wanted ]]; then
 elif nvidia-smi >/dev/null 2>&1; then
   install "torch===$version" # three =: exactly this build, not $version+cpu
 else
-  install "torch==$version+cpu" 2>/dev/null ||
-    install --timeout 20 --retries 1 --index-url "$cpu_index" "torch==$version" 2>/dev/null ||
-    install "torch==$version"
+  # The CPU build where pip is set up to find one (PIP_INDEX_URL, PIP_FIND_LINKS), else any.
+  install "torch==$version+cpu" 2>/dev/null || install "torch==$version"
 fi
