@@ -19,8 +19,14 @@ from setuptools.command.build_ext import build_ext
 
 def tool(name: str) -> str:
     """From PATH, or beside the interpreter of a virtual environment that is not activated."""
-    path = os.pathsep.join([os.environ.get("PATH", ""), str(Path(sys.executable).parent)])
-    return shutil.which(name, path=path) or ""
+    folders = [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
+    try:
+        from cmake import CMAKE_BIN_DIR
+
+        folders.insert(0, CMAKE_BIN_DIR)  # new enough, which the machine's own may not be
+    except ImportError:
+        pass
+    return shutil.which(name, path=os.pathsep.join(folders)) or ""
 
 
 def say(message: str) -> None:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mix.h"
+#include "pool.h"
 
 namespace py = pybind11;
 using namespace oldsgd;
@@ -56,7 +57,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "The fused mixing op; use hpc_oldsgd.ops.";
   bind_progress(m);
   m.def("build_info", build_info);
-  m.attr("API") = 2;  // ops.py asks for this one; raise both when a signature here changes
+  m.attr("API") = 3;  // ops.py asks for this one; raise both when a signature here changes
   m.attr("MAX_FIXED_DEGREE") = kMaxFixedDegree;
   m.attr("CUDA_SCRATCH") = kCudaScratch;
 
@@ -102,6 +103,8 @@ PYBIND11_MODULE(_native, m) {
           py::gil_scoped_release release;
           mix_rows_cpu(mix, threads);
         });
+
+  m.def("join_team", [](uintptr_t entry) { join_team(reinterpret_cast<Team>(entry)); });
 
   m.def("stream_copy", [](uintptr_t dst, uintptr_t src, int64_t bytes, int threads) {
     py::gil_scoped_release release;

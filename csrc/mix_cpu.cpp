@@ -13,7 +13,7 @@
 namespace oldsgd {
 namespace {
 
-constexpr int64_t kGrain = 8;  // blocks worth waking a thread for
+constexpr int64_t kWorthThreads = 16 * kBlock;  // elements; fewer are done before a thread is awake
 
 struct Isa {
   const char* name;
@@ -125,8 +125,7 @@ void mix_cpu(const Mix& m, int threads) {
   const auto task = [&](int64_t first, int64_t last) {
     kernel(job, first * kBlock, std::min(last * kBlock, m.n), partials.data());
   };
-  threads = static_cast<int>(std::min<int64_t>(threads, blocks / kGrain));
-  if (threads <= 1) {
+  if (threads <= 1 || m.n < kWorthThreads) {
     task(0, blocks);
   } else {
     parallel(blocks, threads, task);
@@ -169,8 +168,7 @@ void mix_rows_cpu(const MixRows& m, int threads) {
       u += e - b;
     }
   };
-  threads = static_cast<int>(std::min<int64_t>(threads, m.rows * m.d / (kGrain * kBlock)));
-  if (threads <= 1) {
+  if (threads <= 1 || m.rows * m.d < kWorthThreads) {
     task(0, m.rows * blocks);
   } else {
     parallel(m.rows * blocks, threads, task);

@@ -19,8 +19,15 @@ void sleep_s(double seconds) {
 
 // Small messages are through in microseconds: look often at first, then ever less.
 constexpr double kFirstSleep = 50e-6;
-// Somebody stands waiting, so nothing of this rank computes: look more often than the period.
+// Somebody stands waiting, so nothing of this rank computes: look more often than the period, but
+// then each time a twentieth later: no wait grows by more than 5%, and a long one costs no core.
 constexpr double kWaitedForSleep = 200e-6;
+constexpr double kWaitedForGrowth = 1.05;
+
+double next_pause(double pause, bool waited_for, double period_s) {
+  const double growth = waited_for && pause >= kWaitedForSleep ? kWaitedForGrowth : 2;
+  return std::min(growth * pause, period_s);
+}
 
 // dst += src is the mixing op with weights 1 and 1.
 void add(const Stage& s) {
@@ -77,7 +84,7 @@ bool Engine::wait(const Job& job, double timeout_s) {
   if (thread_.joinable()) {
     ++waiters_;
     wake_.notify_one();
-    finished_.wait_until(lock, until, [&] { return job.done; });
+    finished_.wait_until(lock, until, [&] { return job.done.load(); });
     --waiters_;
     return job.done;
   }
@@ -86,7 +93,7 @@ bool Engine::wait(const Job& job, double timeout_s) {
     lock.unlock();
     if (!pass()) {
       sleep_s(pause);
-      pause = std::min(2 * pause, kWaitedForSleep);
+      pause = next_pause(pause, true, period_s_);
     }
     lock.lock();
   }
@@ -153,6 +160,7 @@ bool Engine::pass() {
 void Engine::loop() {
   double pause = kFirstSleep;
   size_t known = 0;
+  bool waited_for = false;
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
     // Idle costs nothing: the thread sleeps until there is a job.
@@ -167,8 +175,9 @@ void Engine::loop() {
       pause = kFirstSleep;
       continue;
     }
-    const double limit = waiters_ ? kWaitedForSleep : period_s_;
-    pause = std::min(2 * pause, limit);
+    if (waiters_ && !waited_for) pause = std::min(pause, kWaitedForSleep / 2);
+    waited_for = waiters_ > 0;
+    pause = next_pause(pause, waited_for, period_s_);
     wake_.wait_for(lock, std::chrono::duration<double>(pause),
                    [&] { return stopping_ || open_.size() != known; });
   }

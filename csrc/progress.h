@@ -6,6 +6,7 @@
 // fit every MPI.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -33,9 +34,9 @@ struct Job {
   std::vector<char> statuses;  // room for MPI's, never read
   size_t at = 0;
   bool started = false;
-  bool done = false;
-  int error = 0;      // what MPI returned, 0 if all is well
-  double done_s = 0;  // on the clock of time.perf_counter
+  int error = 0;                  // what MPI returned, 0 if all is well
+  double done_s = 0;              // on the clock of time.perf_counter
+  std::atomic<bool> done{false};  // asked without the lock; what is above is then final
 };
 
 class Engine {
@@ -61,7 +62,7 @@ class Engine {
   Test testall_;
   size_t request_bytes_, status_bytes_;
   double period_s_;
-  std::mutex mutex_;  // open_, the flags, and a job's done
+  std::mutex mutex_;  // open_ and the flags
   std::condition_variable wake_, finished_;
   std::deque<std::shared_ptr<Job>> open_;
   int waiters_ = 0;

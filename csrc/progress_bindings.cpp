@@ -9,7 +9,7 @@ namespace oldsgd {
 
 void bind_progress(py::module_& m) {
   py::class_<Job, std::shared_ptr<Job>>(m, "Job")
-      .def_readonly("done", &Job::done)
+      .def_property_readonly("done", [](const Job& job) { return job.done.load(); })
       .def_readonly("done_s", &Job::done_s)
       .def_readonly("error", &Job::error);
 

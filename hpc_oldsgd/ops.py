@@ -11,6 +11,7 @@ row or in many, and in the plain torch reference.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import os
 import threading
@@ -35,8 +36,8 @@ __all__ = [
 ]
 
 GRADIENT, DELTA = 0, 1
-API = 2  # of the extension, see csrc/bindings.cpp
-_PLAIN = (Tensor, torch.nn.Parameter)
+API = 3  # of the extension, see csrc/bindings.cpp
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -48,7 +49,17 @@ def _load() -> tuple[ModuleType | None, str]:
         return None, f"the extension did not load: {error}"
     if getattr(module, "API", 0) != API:
         return None, "the extension was built from other sources: reinstall the package"
+    module.join_team(_openmp())
     return module, ""
+
+
+def _openmp() -> int:
+    """Where torch's threads are entered; 0 if torch has none that we can join."""
+    try:
+        library = ctypes.CDLL(torch._C.__file__)  # looks through the libraries it is linked with
+        return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
+    except (AttributeError, OSError):
+        return 0
 
 
 _native: Any
@@ -74,6 +85,10 @@ def _native_for(device: torch.device) -> bool:
         return True
     if not _announced.is_set():
         _announced.set()
+        from .cli import launcher_rank
+
+        if launcher_rank():  # one of many ranks speaks; the doctor looks at each
+            return False
         why = _why_not or f"the extension was built without support for {kind} tensors"
         warnings.warn(
             f"hpc_oldsgd mixes with plain torch, correct but slower: {why}.",
@@ -102,6 +117,7 @@ def _run(
     zero_acc: bool,
     distance: Tensor | None,
 ) -> None:
+    weights, alpha = checks.numbers(weights, alpha)
     addresses = checks.mix(
         "x" if form == DELTA else "out", x, y_self, neighbours, weights, acc, y_next, zero_acc
     )
@@ -143,10 +159,16 @@ def _address_table(addresses: Sequence[int], weights: Sequence[float]) -> Tensor
     return torch.cat([torch.tensor(addresses, dtype=torch.int64), doubles.view(torch.int64)])
 
 
-# The ops as torch sees them: traced by torch.compile and torch.export, faked without data.
+# The ops as torch sees them: traced by torch.compile and torch.export, faked without data. Schemas
+# are written out, since what torch infers them from differs between its versions.
 
 
-@torch.library.custom_op("hpc_oldsgd::fused_mix", mutates_args=("out", "acc", "y_next"))
+@torch.library.custom_op(
+    "hpc_oldsgd::fused_mix",
+    mutates_args=("out", "acc", "y_next"),
+    schema="(Tensor(a!) out, Tensor y_self, Tensor[] neighbours, float[] weights, "
+    "Tensor(b!)? acc, float alpha, Tensor(c!)? y_next, bool zero_acc) -> ()",
+)
 def _fused_mix(
     out: Tensor,
     y_self: Tensor,
@@ -160,7 +182,12 @@ def _fused_mix(
     _run(GRADIENT, out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc, None)
 
 
-@torch.library.custom_op("hpc_oldsgd::fused_mix_delta", mutates_args=("x", "y_next", "distance"))
+@torch.library.custom_op(
+    "hpc_oldsgd::fused_mix_delta",
+    mutates_args=("x", "y_next", "distance"),
+    schema="(Tensor(a!) x, Tensor y_self, Tensor[] neighbours, float[] weights, "
+    "Tensor(b!)? y_next, Tensor(c!)? distance) -> ()",
+)
 def _fused_mix_delta(
     x: Tensor,
     y_self: Tensor,
@@ -182,6 +209,13 @@ def _(*args: Any) -> None:
     return None
 
 
+def _traced(x: Tensor, *others: Tensor | None) -> bool:
+    """For torch's dispatcher: a graph is being made, or there may be no memory behind a tensor."""
+    if torch.compiler.is_compiling() or x.is_meta:
+        return True
+    return type(x) not in _PLAIN or any(type(t) not in _PLAIN for t in others)
+
+
 def fused_mix(
     out: Tensor,
     y_self: Tensor,
@@ -198,7 +232,7 @@ def fused_mix(
     `y_next` receives out rounded to the wire type and may be `y_self` itself; `zero_acc` leaves
     acc = 0.
     """
-    if torch.compiler.is_compiling() or type(out) not in _PLAIN:
+    if _traced(out, y_self, acc, y_next, *neighbours):
         _fused_mix(out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc)
     else:
         _run(GRADIENT, out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc, None)
@@ -219,7 +253,7 @@ def fused_mix_delta(
     `distance`, returns sum_j weights[j+1] ||neighbours[j] - y_self||^2 as a float64 scalar tensor.
     """
     d2 = torch.empty((), dtype=torch.float64, device=x.device) if distance else None
-    if torch.compiler.is_compiling() or type(x) not in _PLAIN:
+    if _traced(x, y_self, y_next, *neighbours):
         _fused_mix_delta(x, y_self, neighbours, weights, y_next, d2)
     else:
         _run(DELTA, x, y_self, neighbours, weights, None, 0.0, y_next, False, d2)

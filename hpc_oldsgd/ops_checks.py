@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,14 @@ CODE = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 Addresses = tuple[int, int, list[int], int, int]
 """Of out or x, y_self, the neighbours, acc and y_next; 0 where there is none."""
+
+
+def numbers(weights: Iterable[Any], alpha: Any) -> tuple[list[float], float]:
+    """Also of a tensor or an array, and of their elements."""
+    try:
+        return [float(w) for w in weights], float(alpha)
+    except (TypeError, ValueError):
+        raise UserError("weights must be a list of real numbers, and alpha one.") from None
 
 
 def mix(
@@ -115,7 +124,12 @@ def _buffer(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.devi
         )
     if not t.is_contiguous():
         raise UserError(f"{name} is not contiguous: pass a flat buffer.")
-    return t.data_ptr()
+    if t.is_neg():  # its memory holds the opposite
+        raise UserError(f"{name} is a negative view: pass its resolve_neg().")
+    address = t.data_ptr()
+    if not address and n and not t.is_meta:  # a wrapper of torch's, as DTensor is
+        raise UserError(f"{name} has no memory of its own: pass a plain tensor.")
+    return address
 
 
 def _no_grad(name: str, t: Tensor) -> None:
