@@ -7,6 +7,7 @@ caller may change x at once. The `Flight` it returns is always waited, at shutdo
 from __future__ import annotations
 
 import itertools
+import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..flat import Running
+from ..late import Late
+from ..status import Status
 from ..topology import Topology
 from ..trace import Trace
 
@@ -31,6 +35,7 @@ class FlightRecord:
     posted: float
     completed: float
     exposed: float  # how long the caller stood waiting
+    left_out: float = 0.0  # neighbours whose snapshot was late and not used, per agent
 
     @property
     def transfer(self) -> float:
@@ -39,6 +44,11 @@ class FlightRecord:
 
 class Flight(ABC):
     """A model-sized message to every neighbour, and theirs to us, on the way."""
+
+    sent: weakref.ref[torch.Tensor]
+    """What it is a snapshot of; not the snapshot, and not kept alive."""
+    since: torch.Tensor | None
+    """How many passes its running statistics had seen then; None where it has none."""
 
     @abstractmethod
     def wait(self) -> None:
@@ -96,7 +106,11 @@ class Transport(ABC):
     def __init__(self, topology: Topology, trace: Trace | None = None) -> None:
         self.topology = topology
         self.trace = trace
+        self.late: Late | None = None
+        self.status = Status()
         self.records: deque[FlightRecord] = deque(maxlen=RECORDS_KEPT)
+        self.running: Running | None = None
+        """Where x holds statistics that forget."""
         self.measure_distance = False
         self.distance: torch.Tensor | float | None = None
         """sum_j w_ij ||y_j - y_i||^2 of the last `mix_into` that measured it, per agent."""
@@ -118,6 +132,11 @@ class Transport(ABC):
     @abstractmethod
     def computed(self) -> None:
         """A gradient was just computed: the virtual clock charges it, a polled MPI progresses."""
+
+    def mark(self, flight: Flight, x: torch.Tensor) -> None:
+        """The flight carries x as it is now."""
+        flight.sent = weakref.ref(x)
+        flight.since = None if self.running is None else self.running.passes()
 
     @abstractmethod
     def now(self) -> float:
@@ -143,3 +162,8 @@ def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:
     for k in range(n):
         bounds.append(bounds[-1] + small + (k < longer))
     return list(itertools.pairwise(bounds))
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """What a sum over all agents is taken in: in fp16 it would overflow where no agent's x does."""
+    return torch.float32 if dtype.itemsize < 4 else dtype

@@ -22,6 +22,7 @@ from ..ops_checks import CODE
 PERIOD_S = 1e-3  # 0.2 ms fights the gradient for the core, 5 ms leaves the network idle
 FIRST_SLEEP_S = 50e-6
 WAITED_FOR_SLEEP_S = 200e-6
+WAITED_FOR_GROWTH = 1.05  # then look a twentieth later each time: a long wait costs no core
 
 
 class Requests(Protocol):
@@ -57,6 +58,11 @@ class Engine(Protocol):
     def poll(self) -> None: ...
 
     def stop(self) -> None: ...
+
+
+def next_pause(pause: float, waited_for: bool, period_s: float) -> float:
+    growth = WAITED_FOR_GROWTH if waited_for and pause >= WAITED_FOR_SLEEP_S else 2.0
+    return min(growth * pause, period_s)
 
 
 class PythonJob:
@@ -113,7 +119,7 @@ class PythonEngine:
 
     def wait(self, job: Job, timeout_s: float) -> bool:
         assert isinstance(job, PythonJob)
-        until = time.perf_counter() + timeout_s
+        until, pause = time.perf_counter() + timeout_s, FIRST_SLEEP_S
         if self.threaded:
             with self._change:
                 self._waiters += 1
@@ -122,7 +128,8 @@ class PythonEngine:
         else:
             while not job.done and time.perf_counter() < until:
                 if not self._pass():
-                    time.sleep(WAITED_FOR_SLEEP_S)
+                    time.sleep(pause)
+                    pause = next_pause(pause, True, self._period_s)
         if job.exception is not None:
             raise job.exception
         return job.done
@@ -158,7 +165,7 @@ class PythonEngine:
         return moved
 
     def _loop(self) -> None:
-        pause, known = FIRST_SLEEP_S, 0
+        pause, known, waited_for = FIRST_SLEEP_S, 0, False
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._stopping or self._open)
@@ -171,8 +178,10 @@ class PythonEngine:
             if moved:
                 pause = FIRST_SLEEP_S
                 continue
-            limit = WAITED_FOR_SLEEP_S if self._waiters else self._period_s
-            pause = min(2 * pause, limit)
+            if self._waiters and not waited_for:
+                pause = min(pause, WAITED_FOR_SLEEP_S / 2)
+            waited_for = self._waiters > 0
+            pause = next_pause(pause, waited_for, self._period_s)
             time.sleep(pause)
 
 

@@ -18,6 +18,11 @@ import torch
 WORKERS = 4  # as many flights may be open at once before one waits for another
 
 
+def host_memory(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """To and from which the device copies without anybody waiting."""
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+
+
 class Staging:
     """Copies of one device's buffers in host memory, and the thread that keeps them in step."""
 
@@ -30,15 +35,12 @@ class Staging:
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The memory MPI uses in place of this tensor."""
-        if not self.copies:
-            return tensor
-        pinned = self.device.type == "cuda"
-        return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=pinned)
+        return host_memory(tensor.shape, tensor.dtype, self.device) if self.copies else tensor
 
     def mark(self) -> Any:
         """An event after all that the training thread has enqueued so far."""
         event = self._api.Event()
-        event.record(self._api.current_stream())
+        event.record(self._api.current_stream(self.device))
         return event
 
     def fly(
@@ -75,13 +77,13 @@ class Staging:
         return time.perf_counter(), arrived
 
     def _copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        if self.copies:
-            for target, source in pairs:
+        for target, source in pairs:
+            if target is not source:  # MPI has the tensor itself
                 target.copy_(source, non_blocking=True)
 
     def before_reading(self, arrived: Any) -> None:
-        """The current stream goes on once the arrived data is on the device; the host does not."""
-        self._api.current_stream().wait_event(arrived)
+        """The device's stream goes on once the arrived data is there; the host does not wait."""
+        self._api.current_stream(self.device).wait_event(arrived)
 
     def stop(self) -> None:
         self._workers.shutdown(wait=True)

@@ -1,0 +1,1 @@
+"""How snapshots get from agent to agent: over MPI, or stacked in one process."""
