@@ -1,0 +1,1 @@
+"""What this machine's MPI, network, GPUs and cores really do, and what to do about it."""

@@ -1,0 +1,146 @@
+"""The examination, in order: facts, links, network, progress, advice. Rank 0 prints."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from .. import runs, tuning
+from ..algorithms import OLDSGD
+from ..config import TrainOptions
+from ..errors import UserError
+from ..launcher import check_world
+from ..topology import Topology
+from ..train import choose_device, set_threads
+from . import findings, findings_network, links, machine, progress, report
+
+TAUS = tuning.Bounds()
+LIMIT_S = 600.0  # a network on which some rank is never heard
+MANY = 10  # local steps: past it half the bytes are worth more than their precision
+
+
+@dataclass(frozen=True)
+class Options:
+    """What this machine's MPI, network, GPUs and cores really do; run it under mpirun or srun."""
+
+    topology: str = "ring"
+    """Whose edges are measured: a name as for train, or a file."""
+    model_bytes: int = 40_000_000
+    """Size of the model to be trained, for memory, tau and the largest message."""
+    grad_seconds: float = 0.2
+    """What a gradient of that model takes, for the recommended tau."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model would live."""
+    load: Literal["sleep", "spin"] = "sleep"
+    """What the emulated gradient does: sleep (a GPU computes) or spin (the CPU does)."""
+    json: bool = False
+    """Print one JSON document instead of the report."""
+
+    def __post_init__(self) -> None:
+        if self.model_bytes < 4:
+            raise UserError(f"--model-bytes must be at least 4, not {self.model_bytes}")
+        if not 0 < self.grad_seconds < float("inf"):
+            raise UserError(f"--grad-seconds must be positive, not {self.grad_seconds:g}")
+
+
+def main(options: Options) -> None:
+    begin = time.perf_counter()
+    from ..transport.mpi import Startup, world
+    from ..transport.mpi_requests import limit
+    from ..transport.probe import cuda_aware
+
+    comm = world()
+    check_world(comm.size)
+    startup = Startup(comm, LIMIT_S)
+    config = TrainOptions(topology=options.topology)
+    topology = startup.check(lambda: runs.make_topology(config, comm.size))
+    device = startup.check(lambda: choose_device(options.device))
+    set_threads(0, startup.sharing)
+    found: dict[str, Any] = {
+        "ranks": comm.size,
+        "topology": topology.name,
+        "model_bytes": options.model_bytes,
+        "grad_seconds": options.grad_seconds,
+        "machines": _facts(comm, device),
+    }
+    found["clock_offsets_s"] = _offsets(comm, startup.clock_offset())
+    with limit(LIMIT_S, "for the other ranks, while the network was measured"):
+        found["cuda_aware"] = cuda_aware(comm, device)
+        _measure(found, comm, topology, device, options)
+    if comm.rank == 0:
+        found["advice"] = advice(found, topology, options)
+        found["warnings"] = [dataclasses.asdict(w) for w in warnings(found, topology)]
+        found["seconds"] = time.perf_counter() - begin
+        print(json.dumps(found) if options.json else report.text(found), flush=True)
+
+
+def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:
+    from ..transport.mpi_probe import library
+    from ..transport.mpi_requests import gather_text, says_cuda_aware
+
+    own = {**machine.facts(device), "library": library(), "says_cuda_aware": says_cuda_aware()}
+    return [json.loads(text) for text in gather_text(comm, json.dumps(own))]
+
+
+def _offsets(comm: Any, own: float) -> list[float]:
+    from ..transport.mpi_requests import gather_text
+
+    return [float(text) for text in gather_text(comm, repr(own))]
+
+
+def _measure(
+    found: dict[str, Any], comm: Any, topology: Topology, device: Any, options: Options
+) -> None:
+    hosts = [rank["host"] for rank in found["machines"]]
+    places = [rank["place"] for rank in found["machines"]]
+    edges = links.edges_of(topology)
+    found["links"] = links.alone(comm, edges, places, options.model_bytes)
+    found["network"] = links.at_once(comm, found["links"], places, hosts)
+    threads = found["machines"][0]["library"]["threads"] == "multiple"
+    nbytes = progress.size(found["links"], options.model_bytes)
+    found["progress"] = progress.measure(comm, topology, device, nbytes, threads, options.load)
+
+
+def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[str, Any]:
+    """A command line for the model and gradient that were named."""
+    seen = found["progress"]
+    best = progress.best(seen["modes"])
+    exchange_s = seen["t_c"] * options.model_bytes / seen["bytes"] if topology.n > 1 else 0.0
+    c = exchange_s / options.grad_seconds
+    wire, choice = "same", tuning.choose(OLDSGD(), topology, c, TAUS)
+    if choice.tau > MANY:
+        wire, c = "bf16", c / 2
+        choice = tuning.choose(OLDSGD(), topology, c, TAUS)
+    name = options.topology if Path(options.topology).suffix else topology.name
+    words = [f"mpirun -n {topology.n} python -m hpc_oldsgd.train --topology {name}"]
+    words += [f"--progress {best}", f"--wire {wire}", f"--tau {choice.tau}"]
+    return {
+        "progress": best,
+        "wire": wire,
+        "tau": choice.tau,
+        "exchange_s": exchange_s,
+        "reason": choice.reason,
+        "command": " ".join(words),
+    }
+
+
+def warnings(found: dict[str, Any], topology: Topology) -> list[findings.Finding]:
+    ranks = found["machines"]
+    said = chain(
+        findings_network.of_mpi(ranks[0]["library"], topology.n),
+        findings.of_machines(ranks),
+        findings.of_clocks(ranks, found["clock_offsets_s"]),
+        findings.of_memory(ranks, found["model_bytes"], topology.degree),
+        findings_network.of_links(found["links"], ranks, found["network"]),
+        findings_network.of_network(found["network"], ranks),
+        findings_network.of_progress(found["progress"], found["advice"]["progress"])
+        if topology.n > 1
+        else (),
+        findings_network.of_advice(found["advice"], TAUS.high),
+    )
+    return list(said)

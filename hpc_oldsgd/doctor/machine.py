@@ -1,0 +1,108 @@
+"""One rank's own facts: host, cores, memory, GPU, versions. Plain values, ready for JSON."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import ops
+from . import network
+
+PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py")
+CGROUP = Path("/sys/fs/cgroup")
+CGROUP_MEMORY = (  # version 2, version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    return {
+        "host": platform.node(),
+        "place": network.place(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "machine_cores": os.cpu_count() or 1,
+        "quota": _quota(),
+        "load": os.getloadavg()[0],
+        "threads": torch.get_num_threads(),
+        "memory_bytes": memory_available(),
+        "rss_bytes": _rss(),
+        "locked_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "gpu": gpu(device),
+        "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        "interfaces": network.interfaces(),
+        "extension": ops.build_info(),
+        "versions": versions(),
+        # Wall clock less the clock that measures: a constant, to be compared between hosts.
+        "wall_less_steady_s": time.time() - time.perf_counter(),
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def gpu(device: torch.device) -> dict[str, Any] | None:
+    """The GPU that a rank of `train` would take; its uuid tells it from the others of a host."""
+    if device.type != "cuda":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "name": found.name,
+        "uuid": str(getattr(found, "uuid", device.index)),
+        "visible": torch.cuda.device_count(),
+        "index": device.index,
+        "free_bytes": free,
+        "total_bytes": total,
+    }
+
+
+def memory_available() -> int:
+    """Of the host, or what the job's memory limit leaves if that is less."""
+    available = 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    for limit, used in CGROUP_MEMORY:
+        most, now = _number(CGROUP / limit), _number(CGROUP / used)
+        if most is not None and now is not None:
+            available = min(available, max(0, most - now))
+    return available
+
+
+def _quota() -> float | None:
+    """Cores' worth of time that the job's control group allows."""
+    try:
+        most, period = (CGROUP / "cpu.max").read_text().split()
+        return None if most == "max" else int(most) / int(period)
+    except (OSError, ValueError):
+        pass
+    most_us, period_us = (
+        _number(CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    )
+    return most_us / period_us if most_us and period_us and most_us > 0 else None
+
+
+def _rss() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
