@@ -1,4 +1,4 @@
-"""python -m hpc_oldsgd.study table1|costs ..."""
+"""python -m hpc_oldsgd.study table1|speedup|..."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from collections.abc import Sequence
 
 from .. import cli
 
-NAMES = ("table1", "costs", "collect")  # a study is a module with Options and main(options)
+NAMES = (
+    "table1", "costs", "collect", "speedup", "convergence", "scaling", "topologies", "stragglers",
+    "tau", "weak", "scale",
+)  # fmt: skip
+"""Each a module with Options and main(options)."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -46,10 +46,11 @@ class Options:
 def main(options: Options) -> None:
     if not options.folder.is_dir():
         raise UserError(f"There is no folder {options.folder}.")
-    runs = read(options.folder)
-    overlap = overlaps(options.folder)
+    damaged: list[UserError] = []
+    runs = read(options.folder, damaged)
+    overlap = overlaps(options.folder, damaged)
     if not runs and not overlap:
-        raise UserError(f"There is no run in {options.folder} yet.")
+        raise next(iter(damaged), UserError(f"There is no run in {options.folder} yet."))
     records = [record(run, options.folder) for run in runs]
     add_targets(runs, records, options.target)
     tables = {
@@ -66,6 +67,7 @@ def main(options: Options) -> None:
             (out / f"{name}.csv").write_text(as_csv(table))
             text += [f"## {title}", "", markdown(table), ""]
     text += ["Speed-ups are ratios of the time to the target.", ""] if len(records) > 1 else []
+    text += [f"Left out: {error}\n" for error in damaged]
     print("\n".join(text))
     if options.figures and style.available():
         drawn = draw(runs, records, out)
@@ -76,9 +78,22 @@ def main(options: Options) -> None:
 
 
 # --- reading ------------------------------------------------------------------------------------
-def read(folder: Path) -> list[Run]:
+def read(folder: Path, damaged: list[UserError]) -> list[Run]:
     found = sorted(p.parent for p in folder.rglob("metrics.jsonl") if p.stat().st_size)
-    return [run for run in folders.read(found) if run.rows]
+    return [run for run in whole(found, folders.read_one, damaged) if run.rows]
+
+
+def whole(
+    paths: Iterable[Path], reads: Callable[[Path], list[Any]], damaged: list[UserError]
+) -> list[Any]:
+    """One damaged folder does not cost the tables of all others."""
+    found = []
+    for path in paths:
+        try:
+            found += reads(path)
+        except UserError as error:
+            damaged.append(error)
+    return found
 
 
 def record(run: Run, top: Path) -> Record:
@@ -103,29 +118,30 @@ def record(run: Run, top: Path) -> Record:
     }
 
 
-def overlaps(folder: Path) -> Table:
+def overlaps(folder: Path, damaged: list[UserError]) -> Table:
     """What `bench overlap --json` printed last into overlap.txt."""
-    table: Table = []
-    for path in sorted(folder.rglob("overlap.txt")):
+
+    def read_one(path: Path) -> Table:
         try:
             content = json.loads(path.read_text().rstrip().rsplit("\n", 1)[-1])
             settings, results = content["settings"], content["results"]
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} does not end with the line that --json prints.") from None
-        for result in results:
-            keys = ("tau", "round_s", "ratio_to_ideal", "transfer_s", "exposed_s", "hidden")
-            table.append(
-                {
-                    "run": str(path.relative_to(folder)),
-                    "algorithm": result["algorithm"],
-                    "ranks": settings["ranks"],
-                    "hosts": settings["hosts"],
-                    "MB": settings["model_bytes"] / 1e6,
-                    "mpi": settings["mpi"],
-                    **{key: result[key] for key in keys},
-                }
-            )
-    return table
+        keys = ("tau", "round_s", "ratio_to_ideal", "transfer_s", "exposed_s", "hidden")
+        return [
+            {
+                "run": str(path.relative_to(folder)),
+                "algorithm": result["algorithm"],
+                "ranks": settings["ranks"],
+                "hosts": settings["hosts"],
+                "MB": settings["model_bytes"] / 1e6,
+                "mpi": settings["mpi"],
+                **{key: result[key] for key in keys},
+            }
+            for result in results
+        ]
+
+    return whole(sorted(folder.rglob("overlap.txt")), read_one, damaged)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -151,17 +167,25 @@ def reached(run: Run, key: str, target: float) -> float | None:
 
 
 def scaling(records: Table) -> Table:
-    """Runs that differ in the number of agents alone, against the smallest of them."""
+    """Runs that differ in the number of agents, and in alpha where it grows with them, against
+    the smallest of them."""
     table: Table = []
-    keys = ("algorithm", "task", "partition", "tau", "c", "alpha", "clock")
-    for group in grouped(
+    keys = ("algorithm", "task", "partition", "tau", "c", "clock")
+    groups: list[Table] = []
+    for same in grouped(
         records, lambda r: (str(r["topology"]).split(":")[0], *(r[k] for k in keys))
     ).values():
+        # Where a number of agents ran with several step sizes, each of these is a line of its own.
+        alphas = grouped(same, lambda r: (r["agents"],)).values()
+        several = any(len({r["alpha"] for r in some}) > 1 for some in alphas)
+        groups += grouped(same, lambda r: (r["alpha"],)).values() if several else [same]
+    for group in groups:
         group.sort(key=lambda r: r["agents"] or 0)
         if len({r["agents"] for r in group}) < 2:
             continue
         for line in group:
             shown = {k: line[k] for k in ("algorithm", "task", "topology", "agents", "tau", "c")}
+            shown["alpha"] = line["alpha"]
             shown |= {k: line[k] for k in ("value", "step_s", "hidden", "time_to_target")}
             shown["speedup"] = ratio(group[0]["time_to_target"], line["time_to_target"])
             shown["against"] = f"{group[0]['agents']} agents"

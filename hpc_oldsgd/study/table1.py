@@ -6,12 +6,10 @@ nor a schedule knows one.
 
 from __future__ import annotations
 
-import csv
-import io
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +17,9 @@ from .. import algorithms
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..trajectory import trajectory
+from . import figures
+from .collect import Record, Table
+from .report import Report, Section, duration
 
 WARM_UP = 2  # rounds; LUGT's first has one message less than the others
 TOLERANCE = 1e-9
@@ -73,8 +74,8 @@ class Options:
     """With --mpi: how many are measured of each algorithm; their median counts."""
     quick: bool = False
     """The smallest agents and tau, three rounds."""
-    out: Path | None = None
-    """Folder for table1.md and table1.csv."""
+    out: Path = Path("studies/table1")
+    """Folder of the report, table1.csv and a figure."""
 
     def __post_init__(self) -> None:
         for name in ("tau", "agents"):
@@ -126,31 +127,38 @@ def main(options: Options) -> int:
         worst = max(
             (abs(r.measured - r.expected) for r in rows if r.expected is not None), default=0
         )
-        text = tables(rows, "{:g}")
-        text += f"\nLargest difference in {len(rows)} cells: {worst:.1e}\n"
+        text = [
+            f"{options.topology}, in units of a gradient; formula / measured in the virtual clock.",
+            f"Largest difference in {len(rows)} cells: {worst:.1e}.",
+        ]
         code = int(worst > TOLERANCE)
-    if not text:
-        return code  # rank 0 speaks
-    print(text, end="")
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "table1.md").write_text(text)
-        (options.out / "table1.csv").write_text(as_csv(rows))
-        print(f"Written to {options.out}/table1.md and table1.csv")
+    if text:  # rank 0 speaks
+        Report("Table 1: the time of a round", sections(rows, text, options)).publish(options.out)
     return code
 
 
 def virtual(options: Options) -> Iterable[Row]:
-    for n in options.sizes:
-        for name in options.names:
-            for tau in options.taus:
-                algorithm = with_tau(name, tau)
-                if algorithm is None:
-                    continue
-                for c in options.c:
-                    expected = evaluate(name, tau, c, 2 * (n - 1) / n * c)
-                    measured = round_time(algorithm, options.topology, n, c)
-                    yield Row(name, text_of(name), n, tau, c, expected, measured)
+    made = (
+        (n, name, tau, with_tau(name, tau))
+        for n in options.sizes for name in options.names for tau in options.taus
+    )  # fmt: skip
+    cells = [(n, name, tau, algorithm) for n, name, tau, algorithm in made if algorithm is not None]
+    if cells:
+        largest = max(cells, key=_work)
+        start = time.perf_counter()
+        round_time(largest[-1], options.topology, largest[0], 1.0)
+        pace = (time.perf_counter() - start) / _work(largest)
+        seconds = pace * sum(map(_work, cells)) * len(options.c)
+        print(f"{len(cells) * len(options.c)} cells, {duration(seconds)}", flush=True)
+    for n, name, tau, algorithm in cells:
+        for c in options.c:
+            expected = evaluate(name, tau, c, 2 * (n - 1) / n * c)
+            measured = round_time(algorithm, options.topology, n, c)
+            yield Row(name, text_of(name), n, tau, c, expected, measured)
+
+
+def _work(cell: tuple[int, str, int, Algorithm]) -> int:
+    return cell[0] * cell[2]  # agents, steps
 
 
 def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
@@ -179,21 +187,46 @@ def text_of(name: str) -> str:
     return FORMULAS[name].text if name in FORMULAS else "?"
 
 
-def tables(rows: Sequence[Row], number: str) -> str:
-    """A Markdown table for each n: a row per algorithm, `formula / measured` in the cells."""
-    blocks = []
-    for n in dict.fromkeys(r.n for r in rows):
-        here = [r for r in rows if r.n == n]
-        columns = list(dict.fromkeys((r.tau, r.c) for r in here))
-        cells: dict[tuple[str, str], dict[Any, str]] = {}
-        for r in here:
-            formula = "?" if r.expected is None else number.format(r.expected)
-            cell = f"{formula} / {number.format(r.measured)}"
-            cells.setdefault((r.algorithm, r.formula), {})[r.tau, r.c] = cell
-        head = ["algorithm", "time per round", *(f"tau {tau}, c {c:.3g}" for tau, c in columns)]
-        body = [[*name, *(row.get(k, "") for k in columns)] for name, row in cells.items()]
-        blocks.append(f"n = {n}, formula / measured\n\n{markdown([head, *body])}")
-    return "\n\n".join(blocks) + "\n"
+def sections(rows: Sequence[Row], text: Sequence[str], options: Options) -> list[Section]:
+    """One for each n; the first has the CSV of all cells and the figure."""
+    number = "{:.4f}" if options.mpi else "{:g}"
+    sizes = list(dict.fromkeys(r.n for r in rows))
+    made = [Section(f"n = {n}", (), table(rows, n, number)) for n in sizes]
+    if made:
+        made[0].text, made[0].shown = text, made[0].table
+        made[0].table, made[0].name = [asdict(r) for r in rows], "table1"
+        made[0].figures = draw([r for r in rows if r.n == sizes[0]], options.out)
+    return made
+
+
+def table(rows: Sequence[Row], n: int, number: str) -> Table:
+    """A line per algorithm, `formula / measured` in the cells."""
+    here = [r for r in rows if r.n == n]
+    columns = dict.fromkeys(f"tau {r.tau}, c {r.c:.3g}" for r in here)
+    lines: dict[str, Record] = {}
+    for r in here:
+        head = {"algorithm": r.algorithm, "time per round": r.formula, **columns}
+        formula = "?" if r.expected is None else number.format(r.expected)
+        cell = f"{formula} / {number.format(r.measured)}"
+        lines.setdefault(r.algorithm, head)[f"tau {r.tau}, c {r.c:.3g}"] = cell
+    return list(lines.values())
+
+
+def draw(rows: Sequence[Row], out: Path) -> Sequence[Path]:
+    """Measured, over tau; a panel for each c."""
+    if len({r.tau for r in rows}) < 2:
+        return []
+    panels = []
+    for c in dict.fromkeys(r.c for r in rows):
+        here = [r for r in rows if r.c == c]
+        drawn: dict[str, figures.Points] = {
+            name: ([r.tau for r in here if r.algorithm == name],
+                   [r.measured for r in here if r.algorithm == name])
+            for name in dict.fromkeys(r.algorithm for r in here)
+        }  # fmt: skip
+        panels.append(figures.Panel(f"n = {rows[0].n}, c = {c:.3g}", drawn))
+    out.mkdir(parents=True, exist_ok=True)
+    return figures.lines(out / "table1", panels, "tau", "time of a round", log="xy")
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
@@ -203,11 +236,3 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
     ]
     rule = "| " + " | ".join("-" * w for w in widths) + " |"
     return "\n".join([rows[0], rule, *rows[1:]])
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Row.__dataclass_fields__)
-    writer.writerows([getattr(r, f) for f in Row.__dataclass_fields__] for r in rows)
-    return text.getvalue()

@@ -13,14 +13,15 @@ from ..algorithms import Algorithm
 from ..swarm import Plain
 from ..topology import Topology
 from ..transport.mpi import MpiTransport, world
-from .table1 import WARM_UP, Options, Row, evaluate, tables, text_of, with_tau
+from .report import duration
+from .table1 import WARM_UP, Options, Row, evaluate, text_of, with_tau
 
 ALONE = 7  # repetitions of a message that is timed alone
 QUICK_ROUNDS = 3
 
 
-def measure(options: Options) -> tuple[str, list[Row]]:
-    """The table and its rows; no text on ranks other than 0. Collective."""
+def measure(options: Options) -> tuple[list[str], list[Row]]:
+    """What to know of the rows, and the rows; no text on ranks other than 0. Collective."""
     comm = world()
     graph = topology.from_name(options.topology, comm.size)
     torch.set_num_threads(1)
@@ -34,24 +35,26 @@ def measure(options: Options) -> tuple[str, list[Row]]:
     g_s = alone(transport, lambda r: time.sleep(options.grad_seconds))
     transport.close()
 
-    rows = []
-    for name in options.names:
-        for tau in options.taus:
-            algorithm = with_tau(name, tau)
-            if algorithm is not None:
-                expected = evaluate(name, tau * g_s, c_s, a_s)
-                measured = round_seconds(options, algorithm, graph, x, rounds)
-                c = c_s / g_s if g_s else float("inf")
-                rows.append(Row(name, text_of(name), comm.size, tau, c, expected, measured))
+    made = [(name, with_tau(name, tau)) for name in options.names for tau in options.taus]
+    cells = [(name, algorithm) for name, algorithm in made if algorithm is not None]
+    expected = [evaluate(name, made.tau * g_s, c_s, a_s) for name, made in cells]
+    if comm.rank == 0:
+        seconds = (WARM_UP + rounds) * sum(e or 0.0 for e in expected)
+        print(f"{len(cells)} cells, {duration(seconds)}", flush=True)
+    c = c_s / g_s if g_s else float("inf")
+    rows = [
+        Row(name, text_of(name), comm.size, made.tau, c, known,
+            round_seconds(options, made, graph, x, rounds))
+        for (name, made), known in zip(cells, expected, strict=True)
+    ]  # fmt: skip
     if comm.rank:
-        return "", rows
-    return (
-        f"{comm.size} ranks, {options.topology}, {options.model_bytes / 1e6:g} MB, medians of "
-        f"{rounds} rounds, in seconds\n"
+        return [], rows
+    return [
+        f"{comm.size} ranks, {options.topology}, {options.model_bytes / 1e6:g} MB; formula / "
+        f"measured, medians of {rounds} rounds, in seconds.",
         f"alone: gradient {g_s:.4f} s, exchange c {c_s:.4f} s, ring all-reduce {a_s:.4f} s (in "
-        "place of 2(n-1)/n c: an exchange is a message to every neighbour)\n\n"
-        + tables(rows, "{:.4f}")
-    ), rows
+        "place of 2(n-1)/n c: an exchange is a message to every neighbour).",
+    ], rows
 
 
 def alone(transport: MpiTransport, action: Callable[[int], object]) -> float:

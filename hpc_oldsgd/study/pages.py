@@ -1,0 +1,58 @@
+"""Reports inside a page of the documentation, between markers, as docs/results.md has them."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UserError
+
+# Where runs lie, and how many at a time, is not what a reader has to repeat.
+LEFT_OUT = ("out", "write", "also", "jobs", "report-only")
+
+
+def write(page: Path, block: str, key: str) -> None:
+    begin, end = f"<!-- {key}: begin -->", f"<!-- {key}: end -->"
+    if not page.is_file():
+        raise UserError(f"--write: there is no {page}")
+    text = page.read_text()
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise UserError(f"--write: {page} has no block between {begin} and {end}")
+    head, _, rest = text.partition(begin)
+    tail = rest.partition(end)[2]
+    inside = block.strip("\n")  # spaces before a command are its layout
+    page.write_text(f"{head}{begin}\n\n{inside}\n\n{end}{tail}")
+
+
+def picture(source: Path, target: Path) -> None:
+    """A copy in few colours: a third of the size, and lines lose nothing."""
+    from PIL import Image  # matplotlib brings it
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with Image.open(source) as image:
+        image.convert("RGB").quantize(64).save(target, optimize=True)
+
+
+def command(argv: Sequence[str]) -> str:
+    kept: list[str] = []
+    dropping = False
+    for word in argv:
+        if word.startswith("--"):
+            dropping = word[2:].partition("=")[0].replace("_", "-") in LEFT_OUT
+        if not dropping:
+            kept.append(word)
+    return f"python -m hpc_oldsgd.study {shlex.join(kept)}"
+
+
+def machine() -> str:
+    """Cores and processor."""
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return f"Made on {os.cpu_count()} cores of {name}, without a GPU"

@@ -1,0 +1,52 @@
+"""When a run's rounds would have ended at another c, or with slow agents.
+
+In the simulator no iterate depends on time, so one run serves every clock: its schedule is driven
+once more with models of one number, and only the clock is read. That takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..clock import Times
+from ..plot.folders import Run
+from ..runs import make_topology
+from ..trajectory import trajectory
+from .cells import Cell
+
+_kept: dict[tuple[Any, ...], Times] = {}
+
+
+def times(
+    cell: Cell, rounds: int, c: float, slow: tuple[str, ...] = (), degree_aware: bool = False
+) -> Times:
+    """(rounds + 1,): simulated time of the slowest agent at each round boundary."""
+    algorithm, config = cell.algorithm, dataclasses.replace(cell.config, slow=slow)
+    own = (algorithm.name, *sorted(algorithm.options().items()))
+    key = (own, config.topology, config.weights, cell.n, c, slow, degree_aware)
+    if key not in _kept or len(_kept[key]) <= rounds:
+        whole = max(rounds, -(-cell.iterations // cell.tau))
+        _kept[key] = trajectory(
+            algorithm, make_topology(config, cell.n), np.zeros((cell.n, 1)), _zero, 1.0, whole, c,
+            batched=True, speed=np.array(config.speeds()), degree_aware=degree_aware,
+        ).time  # fmt: skip
+    return _kept[key][: rounds + 1]
+
+
+def at(
+    cell: Cell, run: Run, c: float, slow: tuple[str, ...] = (), degree_aware: bool = False
+) -> Run:
+    """The run as this clock would have timed it; over MPI the time is what it was."""
+    if run.clock == "wall" or not run.rows:
+        return run
+    time = times(cell, run.rows[-1]["round"], c, slow, degree_aware)
+    rows = [{**row, "time": float(time[row["round"]])} for row in run.rows]
+    return dataclasses.replace(run, rows=rows)
+
+
+def _zero(X: Any, k: Any, _: int = 0) -> NDArray[Any]:
+    return np.zeros_like(X)

@@ -1,0 +1,150 @@
+"""How much sooner n agents are at the target than one, tau = 5, as in the paper's scaling figure.
+
+More agents average more gradients, so they can take larger steps. How alpha grows with n is a
+choice: it stays, grows with sqrt(n) as the convergence bound suggests, or with n as is usual for
+large batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from . import engine, figures, paper
+from .cells import Cell
+from .collect import Record, Table, ratio
+from .measure import Runs, beside, comma, reached, setting, state
+from .plans import Grid, StudyOptions
+from .report import Report, Section
+
+Rule = Literal["fixed", "sqrt", "linear"]
+FACTOR = {"fixed": lambda n: 1.0, "sqrt": math.sqrt, "linear": float}
+SMALLER = 10.0  # a small task's step size is this much below the other studies': it is to grow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(StudyOptions):
+    """Time to a target on 2 to 32 agents against one agent."""
+
+    algorithm: tuple[str, ...] = ("oldsgd",)
+    """Which."""
+    agents: tuple[int, ...] = ()
+    """How many; 1 2 4 8 16 32 if not given. One agent is always among them."""
+    tau: int = 5
+    """Local steps a round."""
+    c: tuple[float, ...] = (1.0, 5.0)
+    """Gradients that a message lasts; over MPI the network decides."""
+    rule: tuple[Rule, ...] = ()
+    """How alpha grows from one agent's: fixed, sqrt, linear; all three if not given."""
+    partition: str = "iid"
+    """How the data is split."""
+
+    @property
+    def sizes(self) -> list[int]:
+        usual = (1, 2, 4, 8, 16) if self.quick else (1, 2, 4, 8, 16, 32)
+        return sorted({1, *(self.agents or usual)})
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return self.rule or (("linear", "sqrt") if self.quick else ("linear", "sqrt", "fixed"))
+
+
+def main(options: Options) -> None:
+    grid = Grid(options)
+    alpha, longest = start(grid)
+    cells = {
+        (name, rule, n): grid.cells(
+            [name], [options.tau], agents=n, partition=options.partition,
+            alpha=alpha * FACTOR[rule](n), iterations=longest,
+        )
+        for name in options.algorithm for rule in options.rules for n in options.sizes
+    }  # fmt: skip
+    every = [cell for some in cells.values() for cell in some]
+    runs = engine.runs(every, options, grid.out)
+    table = lines(cells, runs, options)
+    out = grid.out / "scaling"
+    agents = f"{min(options.sizes)} to {max(options.sizes)}"
+    text = [
+        f"{setting(every[0], agents)}; tau = {options.tau}, {options.partition}. alpha is one "
+        f"agent's and grows by the rule: {comma(options.rules)}. Speed-ups are against one agent, "
+        "which waits for nobody.",
+        *state(every, runs),
+    ]
+    sections = [
+        Section("More agents", text, table, "scaling", draw(table, out, options)),
+        beside(every, (), len(options.seeds), runs, verdict(table)),
+    ]
+    Report(f"Scaling: {grid.task.name}", sections, every, options.launcher).publish(
+        out, options.write
+    )
+
+
+def start(grid: Grid) -> tuple[float, int]:
+    """One agent's step size and iterations: the plan's own, for a small task smaller and longer."""
+    by = 1.0 if grid.task.name in paper.MODEL_OF else SMALLER
+    alpha = grid.options.alpha or grid.base.alpha or grid.plan.alpha / by
+    return alpha, grid.options.iterations or grid.base.iterations or round(
+        grid.plan.iterations * by
+    )
+
+
+def lines(cells: dict[tuple[str, Rule, int], list[Cell]], runs: Runs, options: Options) -> Table:
+    clocks = (math.nan,) if options.mpi else options.c
+    found = {key: {c: mean(same, runs, c) for c in clocks} for key, same in cells.items()}
+    table = []
+    for (name, rule, n), times in found.items():
+        alone = found[name, rule, 1]
+        line: Record = {"algorithm": name, "alpha rule": rule, "agents": n}
+        line["alpha"] = cells[name, rule, n][0].alpha
+        line["iterations"] = times[clocks[0]][1]
+        for c in clocks:
+            end = "" if math.isnan(c) else f", c = {c:g}"
+            line[f"time{end}"] = times[c][0]
+            line[f"speed-up{end}"] = ratio(alone[c][0], times[c][0])
+        for model, speedup in paper.SCALING.items():
+            line[f"paper, {model}"] = speedup if n == paper.SCALING_AGENTS else None
+        table.append(line)
+    return table
+
+
+def mean(cells: list[Cell], runs: Runs, c: float) -> tuple[float | None, float | None]:
+    """(time, iterations) over the seeds; nothing where one of them missed the target."""
+    pairs = [reached(cell, runs[cell.key], c) for cell in cells if cell.key in runs]
+    whole = [pair for pair in pairs if pair is not None]
+    if len(whole) < len(cells):
+        return None, None
+    return sum(p[0] for p in whole) / len(whole), sum(p[1] for p in whole) / len(whole)
+
+
+def verdict(table: Table) -> list[str]:
+    said = ["The paper: 14 times (VGG11) and 13 times (ResNet18) at 16 agents, slower beyond."]
+    for line in table:
+        key = next(k for k in line if k.startswith("speed-up"))
+        if line["agents"] == paper.SCALING_AGENTS and line[key] is not None:
+            off = line[key] / paper.SCALING["VGG11"] - 1
+            said.append(
+                f"- {line['algorithm']}, alpha {line['alpha rule']}: {line[key]:.1f} times at "
+                f"{paper.SCALING_AGENTS} agents, {off:+.0%} against the paper's VGG11."
+            )
+    return [*said, "The paper does not say how its step size follows n."]
+
+
+def draw(table: Table, out: Path, options: Options) -> list[Path]:
+    columns = [k for k in table[0] if k.startswith("speed-up")]
+    panels = []
+    for column in columns:
+        drawn = {}
+        for name in options.algorithm:
+            for rule in options.rules:
+                some = [r for r in table if r["algorithm"] == name and r["alpha rule"] == rule]
+                label = f"alpha {rule}" if len(options.algorithm) == 1 else f"{name}, {rule}"
+                values = [r[column] or math.nan for r in some]
+                drawn[label] = ([r["agents"] for r in some], values)
+        stars = {f"paper, {m}": ([paper.SCALING_AGENTS], [s]) for m, s in paper.SCALING.items()}
+        title = column.partition(", ")[2] or "wall time"
+        panels.append(
+            figures.Panel(title, drawn, stars, {"linear": (options.sizes, options.sizes)})
+        )
+    return figures.lines(out / "scaling", panels, "agents", "speed-up to the target", log="xy")

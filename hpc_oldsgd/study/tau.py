@@ -1,0 +1,77 @@
+"""The best tau as messages get slower: from the runs of the speed-up study, at many c."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import engine, figures, speedup
+from .collect import Record, Table
+from .measure import beside, comma, fastest, setting, state, table
+from .plans import Grid
+from .report import Report, Section
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(speedup.Options):
+    """The best tau of each algorithm as c grows."""
+
+    algorithm: tuple[str, ...] = ("oldsgd", "ldsgd", "kgt", "lsgd")
+    """Which."""
+    c: tuple[float, ...] = (0.1, 0.3, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+    """Gradients that a message lasts; over MPI the network decides."""
+
+
+def main(options: Options) -> None:
+    grid = Grid(options)
+    partitions = options.partition or grid.partitions
+    cells = {
+        p: grid.cells(options.algorithm, options.taus, partition=p, agents=options.agents)
+        for p in partitions
+    }
+    every = [cell for some in cells.values() for cell in some]
+    runs = engine.runs(every, options, grid.out)
+    lines: Table = []
+    for partition in partitions:
+        for c in (math.nan,) if options.mpi else options.c:
+            best = fastest(table(cells[partition], runs, c))
+            lines.append(line(partition, c, best, options.algorithm))
+    out = grid.out / "tau"
+    text = [
+        f"{setting(every[0])}; tau among {comma(options.taus)}.",
+        "A round of OLDSGD takes max(tau, c): with tau >= c its messages cost nothing.",
+        *state(every, runs),
+    ]
+    said = ["The paper names the best tau of its curves and no table of them over c."]
+    sections = [
+        Section("Best tau by c", text, lines, "tau", draw(lines, out, options.algorithm)),
+        beside(every, options.taus, len(options.seeds), runs, said),
+    ]
+    Report(f"Best tau: {grid.task.name}", sections, every, options.launcher).publish(
+        out, options.write
+    )
+
+
+def line(partition: str, c: float, best: dict[str, Record], names: Sequence[str]) -> Record:
+    result: Record = {"partition": partition, "c": None if math.isnan(c) else c}
+    for name in names:
+        found = best.get(name, {"tau": None, "time": None})
+        result[f"{name}, tau"] = None if found["time"] is None else found["tau"]
+        result[f"{name}, time"] = found["time"]
+    return result
+
+
+def draw(lines: Table, out: Path, names: Sequence[str]) -> list[Path]:
+    panels = []
+    for what in ("tau", "time"):
+        for partition in dict.fromkeys(row["partition"] for row in lines):
+            some = [row for row in lines if row["partition"] == partition and row["c"] is not None]
+            drawn = {
+                name: ([r["c"] for r in some], [r[f"{name}, {what}"] or math.nan for r in some])
+                for name in names
+            }
+            title = {"tau": "best tau", "time": "time to the target"}[what]
+            panels.append(figures.Panel(f"{title}, {partition}", drawn))
+    return figures.lines(out / "tau", panels, "c", "", log="xy", share_y=False)
