@@ -7,7 +7,7 @@ import sys
 
 from .. import cli
 
-NAMES = ("mix", "overlap", "overhead", "memory")
+NAMES = ("mix", "overlap", "overhead", "memory", "soak")
 
 if __name__ == "__main__":
     asked = sys.argv[1:2]

@@ -194,7 +194,7 @@ def _loop(options: Options, what: str) -> Callable[[Agent], None]:
                     shard=agent.rank, count=agent.n, about={"run": {}},
                 )  # fmt: skip
             training.run()
-            training.control.close()
+            training.control.settle()
             agent.transport.reduce(np.zeros(1)).result()  # all have read and written
 
     return extend

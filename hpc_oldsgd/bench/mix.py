@@ -4,6 +4,9 @@ The limit of an op is the bytes it must move (each input read once, each output 
 the speed of the best copy of this run, normally the one with non-temporal stores. All contestants
 take turns in every repeat, so that a disturbance of the machine meets all of them, and in another
 order each time: whoever comes after a plain store pays for writing its cache lines back.
+
+Each form is timed bare, and as an agent calls it at the end of a round: with the sum of gradients,
+which is emptied (gradient form), and the next snapshot written on the way. All do the same work.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -23,6 +27,7 @@ from torch import Tensor
 from .. import ops
 from ..errors import UserError
 
+ALPHA = 0.01
 DTYPES = {
     "fp32": torch.float32,
     "fp64": torch.float64,
@@ -77,26 +82,43 @@ class Arena:
         self.y = torch.randn(n).to(wire)
         self.neighbours = [torch.randn(n).to(wire) for _ in range(options.degree)]
         self.out = torch.empty(n, dtype=model)
+        self.acc = torch.zeros(n, dtype=model)
         self.wires = (options.degree + 1) * n * wire.itemsize
         self.models = n * model.itemsize
         self.same = model == wire
 
     def contestants(self, options: Options) -> list[Contestant]:
-        x, y, out, near, w = self.x, self.y, self.out, self.neighbours, self.w
+        x, y, out, acc, near, w = self.x, self.y, self.out, self.acc, self.neighbours, self.w
+        snapshot = self.wires // len(w)
         gradient, delta = self.wires + self.models, self.wires + 2 * self.models
-        found = [
-            ("ours", "gradient", gradient, lambda: ops.fused_mix(out, y, near, w)),
-            ("ours", "delta", delta, lambda: ops.fused_mix_delta(x, y, near, w)),
-            ("torch eager", "gradient", gradient, lambda: eager(y, near, w)),
-            ("torch in-place", "gradient", gradient, lambda: in_place(out, y, near, w)),
-            ("torch in-place", "delta", delta, lambda: in_place_delta(x, y, near, w)),
+        bytes_of = {
+            "gradient": gradient,
+            "delta": delta,
+            "gradient, round": gradient + 2 * self.models + snapshot,
+            "delta, round": delta + snapshot,
+        }
+        grad = lambda: ops.fused_mix(out, y, near, w, acc, ALPHA, y_next=y, zero_acc=True)  # noqa: E731
+        calls: list[tuple[str, str, Callable[[], Any]]] = [
+            ("ours", "gradient", lambda: ops.fused_mix(out, y, near, w)),
+            ("ours", "delta", lambda: ops.fused_mix_delta(x, y, near, w)),
+            ("ours", "gradient, round", grad),
+            ("ours", "delta, round", lambda: ops.fused_mix_delta(x, y, near, w, y_next=y)),
+            ("torch eager", "gradient", lambda: eager(y, near, w)),
         ]
+        ways: list[tuple[str, Callable[[Any], Any]]] = [("torch in-place", lambda f: f)]
+        chains = [(in_place, in_place_delta, in_place_round, in_place_delta_round)]
         if options.compile:
-            mix, mix_delta = torch.compile(compiled), torch.compile(compiled_delta)
-            found += [
-                ("torch.compile", "gradient", gradient, lambda: mix(out, y, near, w)),
-                ("torch.compile", "delta", delta, lambda: mix_delta(x, y, near, w)),
+            ways.append(("torch.compile", torch.compile))
+            chains.append((compiled, compiled_delta, compiled_round, compiled_delta_round))
+        for (name, way), chain in zip(ways, chains, strict=True):
+            mix, mix_delta, mix_round, delta_round = map(way, chain)
+            calls += [
+                (name, "gradient", partial(mix, out, y, near, w)),
+                (name, "delta", partial(mix_delta, x, y, near, w)),
+                (name, "gradient, round", partial(mix_round, out, y, near, w, acc)),
+                (name, "delta, round", partial(delta_round, x, y, near, w)),
             ]
+        found = [(name, form, bytes_of[form], call) for name, form, call in calls]
         if out.dtype != torch.bfloat16 and y.dtype != torch.bfloat16:
             np_out, np_y, *np_near = (t.numpy() for t in (out, y, *near))
             spare = np.empty_like(np_out)
@@ -141,6 +163,29 @@ def compiled_delta(x: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> 
     for w_j, y_j in zip(w[1:], near, strict=True):
         s = s + w_j * (y_j - y)
     x.add_(s)
+
+
+def in_place_round(out: Tensor, y: Tensor, near: list[Tensor], w: list[float], acc: Tensor) -> None:
+    in_place(out, y, near, w)
+    out.add_(acc, alpha=-ALPHA)
+    acc.zero_()
+    y.copy_(out)
+
+
+def in_place_delta_round(x: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> None:
+    in_place_delta(x, y, near, w)
+    y.copy_(x)
+
+
+def compiled_round(out: Tensor, y: Tensor, near: list[Tensor], w: list[float], acc: Tensor) -> None:
+    out.copy_(eager(y, near, w) - ALPHA * acc)
+    acc.zero_()
+    y.copy_(out)
+
+
+def compiled_delta_round(x: Tensor, y: Tensor, near: list[Tensor], w: list[float]) -> None:
+    compiled_delta(x, y, near, w)
+    y.copy_(x)
 
 
 def numpy_chain(out: Any, y: Any, near: list[Any], w: list[float], spare: Any) -> None:
@@ -191,14 +236,14 @@ def table(result: dict[str, Any], options: Options) -> str:
     lines = [
         f"{result['elements']:,} x {options.dtype}{wire}, degree {options.degree}, "
         f"{result['threads']} thread(s), best copy {result['copy_gb_s']:.1f} GB/s",
-        f"  {'':28}{'ms':>9}{'GB/s':>8}{'of limit':>10}{'x in-place':>12}{'x compile':>12}",
+        f"  {'':32}{'ms':>9}{'GB/s':>8}{'of limit':>10}{'x in-place':>12}{'x compile':>12}",
     ]
     for row in result["rows"]:
-        name = row["name"] if row["form"] == "copy" else f"{row['name']}, {row['form']} form"
+        name = row["name"] if row["form"] == "copy" else f"{row['name']}: {row['form']}"
         cells = [row.get(f"times_{key}") for key in ("torch in-place", "torch.compile")]
         ratios = "".join(f"{'' if c is None else f'{c:.2f}':>12}" for c in cells)
         lines.append(
-            f"  {name:28}{row['ms']:9.2f}{row['gb_s']:8.1f}{row['of_limit']:10.2f}{ratios}"
+            f"  {name:32}{row['ms']:9.2f}{row['gb_s']:8.1f}{row['of_limit']:10.2f}{ratios}"
         )
     return "\n".join(lines)
 

@@ -3,7 +3,7 @@
 Of every rank the median over rounds counts. Of the ranks: the slowest for seconds a round, since
 all go at its pace; their mean for transfer and exposed wait. hidden is 1 - exposed / transfer of
 those. The ideal round is max(tau t_g, t_c), of the same run: t_g the slowest rank's median
-gradient without messages, t_c the fastest of five exchanges without compute.
+gradient without messages and jitter, t_c the fastest of five exchanges without compute.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from .. import algorithms, topology
 from ..agent import wire_type
 from ..algorithms import Algorithm
 from ..errors import UserError
+from ..late import Late
 from ..schedule import Runner
+from ..straggler import Drag, check_jitter, slowdowns
+from .overlap_text import text
 
 if TYPE_CHECKING:  # the import starts MPI, which --help does not need
     from ..transport.mpi import MpiTransport
@@ -65,12 +68,24 @@ class Options:
     """Which progress engine."""
     staging: Literal["auto", "direct", "host"] = "auto"
     """Copies between device and host: auto, direct or host."""
-    device: str = "cpu"
+    device: Literal["cpu", "cuda"] = "cpu"
     """Where x lives: cpu or cuda."""
+    slow: tuple[str, ...] = ()
+    """Ranks made slow, as RANK:FACTOR: 3:2.5 takes 2.5 times as long for a gradient."""
+    jitter: float = 0.0
+    """Relative standard deviation of every gradient's time."""
+    late: Literal["wait", "reuse"] = "wait"
+    """What to do about a late neighbour, as in `train`."""
+    late_wait: float = 1.0
+    """With --late reuse: seconds to stand waiting first."""
+    staleness: int = 1
+    """With --late reuse: how many rounds in a row an edge may be left out."""
     json: bool = False
     """Print one line of JSON after the table."""
 
     def __post_init__(self) -> None:
+        Late(self.late_wait, self.staleness)
+        check_jitter(self.jitter)
         for name in ("tau", "rounds", "spin_size", "polls"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
@@ -85,6 +100,11 @@ class Gradient:
 
     def __init__(self, options: Options, transport: MpiTransport) -> None:
         self.options = options
+        n, rank = transport.n, transport.rank
+        self._slowdown = slowdowns(options.slow, n)[rank]
+        self._drag = Drag(options.slow, options.jitter, 0, n, rank)
+        self.jitters = False
+        """Off while the gradient is measured alone."""
         self.wall_s = self.cpu_s = 0.0
         self.spins = 0
         self._a = torch.rand(options.spin_size, options.spin_size)
@@ -95,11 +115,13 @@ class Gradient:
     def __call__(self, transport: MpiTransport) -> None:
         start, start_cpu = time.perf_counter(), time.thread_time()
         slices = self.options.polls if transport.progress == "poll" else 1
+        factor = self._drag.factor() if self.jitters else self._slowdown
+        spins = round(self.spins * factor)
         for k in range(slices):
             if self.spins:
-                self._spin(self.spins * (k + 1) // slices - self.spins * k // slices)
+                self._spin(spins * (k + 1) // slices - spins * k // slices)
             else:
-                time.sleep(self.options.grad_seconds / slices)
+                time.sleep(self.options.grad_seconds * factor / slices)
             transport.poll()
         self.wall_s += time.perf_counter() - start
         self.cpu_s += time.thread_time() - start_cpu
@@ -110,6 +132,8 @@ class Gradient:
 
     def _calibrate(self, transport: MpiTransport) -> int:
         """Products that take --grad-seconds while all ranks compute; as many on every rank."""
+        if self.options.grad_seconds == 0:
+            return 0
         seconds, times = 0.0, 1
         while seconds < min(0.1, self.options.grad_seconds):
             times *= 2
@@ -144,19 +168,19 @@ class Emulated(Runner):
 
     def _mark(self, _: Runner) -> None:
         spent = self.gradient
-        cpu = time.process_time() - spent.cpu_s
+        cpu = time.process_time() - (spent.cpu_s if spent.spins else 0.0)  # a sleep's are polls
         self.boundaries.append((time.perf_counter(), spent.wall_s, cpu))
 
 
 def main(options: Options) -> None:
+    from ..train import choose_device
     from ..transport.mpi import MpiTransport, world
     from ..transport.mpi_requests import vendor
 
     comm = world()
     graph = topology.from_name(options.topology, comm.size)
     chosen = [_algorithm(name, options.tau) for name in options.algorithm]
-    if not torch.device(options.device).type == "cpu" and not torch.cuda.is_available():
-        raise UserError(f"torch sees no device {options.device}: leave --device out.")
+    choose_device(options.device)  # of several GPUs, each rank's own becomes the current one
 
     def transport() -> MpiTransport:
         return MpiTransport(
@@ -166,20 +190,21 @@ def main(options: Options) -> None:
             progress=options.progress,
             staging=options.staging,
             native=None if options.engine == "auto" else options.engine == "native",
+            late=Late(options.late_wait, options.staleness) if options.late == "reuse" else None,
         )
 
     idle = transport()
     hosts = idle.gather_text(socket.gethostname())
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // hosts.count(hosts[comm.rank])))
     gradient = Gradient(options, idle)
-    t_g = _gradient_alone(idle, gradient)
-    t_c = _exchange_alone(idle, _x(options, comm.rank))
+    t_g = gradient_alone(idle, gradient)
+    t_c = exchange_alone(idle, flat_model(options, comm.rank))
     progress, native = idle.progress, idle.native
     idle.close()
 
     results = []
     for algorithm in chosen:
-        results.append(_measure(options, algorithm, transport(), gradient, t_g, t_c))
+        results.append(measure(options, algorithm, transport(), gradient, t_g, t_c))
     if comm.rank:
         return
     settings = {
@@ -195,7 +220,7 @@ def main(options: Options) -> None:
         "t_c": t_c,
     }
     del settings["json"]
-    print(_text(settings, results))
+    print(text(settings, results))
     if options.json:
         print(json.dumps({"results": results, "settings": settings}))
 
@@ -205,11 +230,11 @@ def _algorithm(name: str, tau: int) -> Algorithm:
     return known() if known().tau == 1 else known(tau=tau)
 
 
-def _x(options: Options, rank: int) -> Tensor:
+def flat_model(options: Options, rank: int) -> Tensor:
     return torch.full((options.model_bytes // 4,), float(rank), device=options.device)
 
 
-def _gradient_alone(transport: MpiTransport, gradient: Gradient) -> float:
+def gradient_alone(transport: MpiTransport, gradient: Gradient) -> float:
     times = []
     for _ in range(IDLE_REPEATS):
         start = _together(transport)
@@ -218,20 +243,22 @@ def _gradient_alone(transport: MpiTransport, gradient: Gradient) -> float:
     return float(_everywhere(transport, float(np.median(times))).max())
 
 
-def _exchange_alone(transport: MpiTransport, x: Tensor) -> float:
+def exchange_alone(
+    transport: MpiTransport, x: Tensor, repeats: int = IDLE_REPEATS, warm_up: int = WARM_UP
+) -> float:
     """Both directions with every neighbour, receives posted first, nobody computing."""
     period = transport.topology.period
     times = []
-    for r in range((WARM_UP + IDLE_REPEATS) * period):
+    for r in range((warm_up + repeats) * period):
         _together(transport)
         transport.exchange(x, r).wait()
         transport.drain()
         times.append(transport.records[-1].transfer)
     ranks = _everywhere(transport, *times).max(axis=0).reshape(-1, period)
-    return float(ranks[WARM_UP:].mean(axis=1).min())
+    return float(ranks[warm_up:].mean(axis=1).min())
 
 
-def _measure(
+def measure(
     options: Options,
     algorithm: Algorithm,
     transport: MpiTransport,
@@ -239,7 +266,8 @@ def _measure(
     t_g: float,
     t_c: float,
 ) -> dict[str, Any]:
-    runner = Emulated(_x(options, transport.rank), algorithm, transport, gradient)
+    runner = Emulated(flat_model(options, transport.rank), algorithm, transport, gradient)
+    gradient.jitters = True
     _together(transport)
     runner.start()
     while runner.r < WARM_UP + options.rounds:
@@ -255,6 +283,7 @@ def _measure(
         np.median(exposed),
         np.median(cpu),
         np.median(wall - in_gradient - exposed),
+        np.mean([sum(f.left_out for f in flight) for flight in flights]),
     ]
     ranks = _everywhere(transport, *map(float, own))
     spread = _everywhere(transport, *np.percentile(wall, [25, 75]))
@@ -274,6 +303,7 @@ def _measure(
         "round_quartiles_s": spread[slowest].tolist(),
         "cpu_s": float(ranks[:, 4].mean()),
         "rest_s": float(ranks[:, 5].mean()),
+        "left_out": float(ranks[:, 6].mean()),
     }
 
 
@@ -288,29 +318,3 @@ def _together(transport: MpiTransport) -> float:
     """All ranks leave at about the same time, which is returned."""
     transport.reduce(np.zeros(1)).result()
     return time.perf_counter()
-
-
-def _text(settings: dict[str, Any], results: list[dict[str, Any]]) -> str:
-    s = settings
-    engine = f"progress {s['progress']} ({s['engine']})"
-    network = f", network {s['network']}" if s["network"] else ""
-    lines = [
-        f"{s['ranks']} ranks, {s['topology']}, {s['model_bytes'] / 1e6:g} MB, wire {s['wire']}, "
-        f"{s['load']}, {s['mpi']}, {engine}{network}",
-        f"alone: gradient t_g {s['t_g']:.4f} s, exchange t_c {s['t_c']:.4f} s",
-        "",
-        f"{'algorithm':<18}{'tau':>4}{'round':>10}{'ideal':>8}{'ratio':>8}"
-        f"{'transfer':>10}{'exposed':>10}{'hidden':>8}{'rest':>9}{'cpu':>9}",
-    ]
-    for r in results:
-        lines.append(
-            f"{r['algorithm']:<18}{r['tau']:>4}{r['round_s']:>9.4f}s"
-            f"{r['round_s'] / r['ratio_to_ideal']:>8.4f}{r['ratio_to_ideal']:>8.3f}"
-            f"{r['transfer_s']:>10.4f}{r['exposed_s']:>10.4f}{r['hidden']:>8.3f}"
-            f"{r['rest_s']:>9.4f}{r['cpu_s']:>9.4f}"
-        )
-    notes = (
-        "seconds a round; rest: neither gradient nor wait, so mixing and Python; "
-        "cpu: processor seconds of all threads outside the gradient"
-    )
-    return "\n".join([*lines, "", notes])
