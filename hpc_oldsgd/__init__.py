@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from . import openmpi  # noqa: F401
 from .errors import Diverged, NeighbourTimeout, UserError
 
 if TYPE_CHECKING:

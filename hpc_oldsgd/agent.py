@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from . import topology as topologies
 from .algorithms import Algorithm, get
 from .errors import UserError
 from .flat import Buffers, Flat
-from .schedule import Runner
+from .optim import SGD, Optimizer
+from .schedule import Runner, only_reads, reads_only
 from .topology import Topology
 from .trace import Trace
 
@@ -34,7 +36,8 @@ class Agent(Runner):
 
     The parameters that require a gradient, and the float buffers, become views of one flat
     tensor `agent.x`. Make the agent after the model is on its device; change weights in place.
-    All ranks start from rank 0's model unless `sync=False`. Collective, like `finish()`.
+    All ranks start from rank 0's model unless `sync=False`. Collective, like `finish()`: ranks
+    take equally many steps. One that waits `timeout_s` for another ends the job and names it.
     """
 
     transport: MpiTransport
@@ -42,7 +45,7 @@ class Agent(Runner):
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         algorithm: Algorithm | str = "oldsgd",
         topology: Topology | str = "ring",
         comm: MPI.Comm | None = None,
@@ -51,34 +54,42 @@ class Agent(Runner):
         sync: bool = True,
         wire: torch.dtype | str | None = None,
         trace: Trace | None = None,
+        timeout_s: float | None = 600.0,
         **transport_options: Any,
     ) -> None:
-        """`transport_options` (progress, staging, timeout_s, ...) are those of MpiTransport."""
+        """`timeout_s=None` waits for ever; `transport_options` are those of MpiTransport."""
         from .transport.mpi import MpiTransport, Startup, world
 
         comm = world() if comm is None else comm
-        startup = Startup(comm)
+        startup = Startup(comm, timeout_s)
         algorithm = get(algorithm)() if isinstance(algorithm, str) else algorithm
         if isinstance(topology, str):
             topology = topologies.from_name(topology, comm.size)
         self.model, self.optimizer = model, optimizer
         self.flat = startup.check(lambda: Flat(model, buffers))
         transport = MpiTransport(
-            comm, topology, wire=wire_type(wire, self.flat.dtype), trace=trace, **transport_options
-        )
+            comm, topology, wire=wire_type(wire, self.flat.dtype), trace=trace,
+            timeout_s=timeout_s, **transport_options,
+        )  # fmt: skip
+        transport.running = self.flat.running()
         super().__init__(self.flat.x, algorithm, transport, trace)
         try:
             startup.check(self._check_optimizer)
-            self._check_same_model()
+            self._check_same_model(sync)
         except UserError:  # on all ranks alike
             transport.close()
             raise
         if sync:
             self._take_rank_zeros_model()
+        self._left_at: int | None = None
+        """The version of all weights after the last step, where nobody else may change them."""
+        self._hooks: list[RemovableHandle] = []
         if transport.progress == "poll":
             for slot in self.flat.parameters:
-                slot.tensor.register_post_accumulate_grad_hook(lambda _: transport.poll())
-        self.on_round.append(lambda _: self.flat.check_views())
+                tensor: Any = slot.tensor
+                hook = tensor.register_post_accumulate_grad_hook(lambda _: transport.poll())
+                self._hooks.append(hook)
+        self.on_round.append(self._check_views)
         self.start()
 
     @property
@@ -91,13 +102,18 @@ class Agent(Runner):
 
     @property
     def alpha(self) -> float:
-        return float(self.optimizer.param_groups[0]["lr"])
+        return one_alpha(self.optimizer)
 
     def step(self) -> bool:
         """After `loss.backward()`: the local step, and at the end of a round the mixing.
 
         False once a stop was agreed; the model is then at a round boundary.
         """
+        if self._left_at is not None and self.flat.version() != self._left_at:
+            raise UserError(
+                'weights were changed inside a round, which form="gradient" would undo: make the '
+                'Agent after weights are loaded, or use form="delta"'
+            )
         if self.algorithm.reads_gradient:
             return self.advance(self.flat.gradient())
         return self.advance(self.x)  # the schedule only passes it on to descend()
@@ -109,14 +125,52 @@ class Agent(Runner):
                 own.copy_(g)
         self.optimizer.step()
 
+    def local_step(self) -> None:
+        """After `loss.backward()`: an optimizer step outside of any round."""
+        if self.algorithm.reads_gradient:
+            self.flat.gradient()
+        self.optimizer.step()
+        self.t += 1
+
     def mean(self) -> Tensor:
         """The average of all agents' x, for evaluation or export. Collective, blocking."""
-        return self.all_reduce(self.x).mean(torch.empty_like(self.x))
+        return self.transport.all_reduce(self.x, self.r).mean(torch.empty_like(self.x))
+
+    def finish(self) -> None:
+        self._left_at = None
+        super().finish()
+        for hook in self._hooks:
+            hook.remove()
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        if kind is not None and issubclass(kind, SystemExit) and self.n > 1:
+            self._leave(error[0])
+        super().__exit__(kind, *error)
+
+    def _leave(self, error: SystemExit) -> None:
+        """sys.exit is no exception that Python reports: without this the others would wait."""
+        from .transport.mpi import end_job, world
+
+        if error.code not in (None, 0):
+            said = "" if isinstance(error.code, int) else f": {error.code}"
+            code = error.code if isinstance(error.code, int) else 1
+            end_job(world(), f"rank {self.rank} exits, the job ends{said}\n", code)
+
+    @reads_only
+    def _check_views(self, _: Runner) -> None:
+        self.flat.check_views()
+
+    def _resume(self, g: Tensor | None) -> None:
+        self._left_at = None
+        super()._resume(g)
+        if is_gradient_form(self.algorithm) and not self.finished:
+            self._left_at = self.flat.version()
 
     def _boundary(self) -> bool:
         before = self.flat.version()
         stop = super()._boundary()
-        if self.flat.version() != before:  # a hook has changed weights
+        # A hook may have changed weights, through p.data without a trace.
+        if self.flat.version() != before or not all(map(only_reads, self.on_round)):
             self.transport.forget()
         return stop
 
@@ -137,8 +191,10 @@ class Agent(Runner):
                 )
         check_form(self.algorithm, self.optimizer, self.flat)
 
-    def _check_same_model(self) -> None:
-        how = f"{self.algorithm!r},{self.transport.wire}".replace(" ", "")
+    def _check_same_model(self, sync: bool) -> None:
+        graph = f"{self.transport.topology.name}:{self.transport.topology.digest()}"
+        asked = (self.algorithm, self.transport.wire, self.transport.late, f"sync={sync}", graph)
+        how = ",".join(map(str, asked)).replace(" ", "")
         signatures = self.transport.gather_text(f"{how} {self.flat.signature()}")
         for j, signature in enumerate(signatures):
             if signature != signatures[0]:
@@ -149,8 +205,8 @@ class Agent(Runner):
                 )
                 a, b = ([*s, "nothing more"][min(k, len(s))] for s in (ours, theirs))
                 raise UserError(
-                    f"rank {j} has another model or algorithm than rank 0: {b} instead of {a} "
-                    f"({len(theirs) - 1} tensors against {len(ours) - 1})"
+                    f"rank {j} has another model, algorithm or graph than rank 0: {b} instead of "
+                    f"{a} ({len(theirs) - 1} tensors against {len(ours) - 1})"
                 )
 
     def _take_rank_zeros_model(self) -> None:
@@ -161,13 +217,28 @@ class Agent(Runner):
                 self.transport.broadcast(tensor)
 
 
-def check_form(algorithm: Algorithm, optimizer: torch.optim.Optimizer, flat: Flat) -> None:
+def one_alpha(optimizer: Optimizer) -> float:
+    """The step size, for algorithms that compute with it."""
+    rates = {float(group["lr"]) for group in optimizer.param_groups}
+    if len(rates) > 1:
+        raise UserError(
+            f"this algorithm computes with one step size, and the optimizer's groups have "
+            f'{len(rates)}: give all the same, or use oldsgd with form="delta"'
+        )
+    return rates.pop()
+
+
+def is_gradient_form(algorithm: Algorithm) -> bool:
+    return getattr(algorithm, "form", None) == "gradient"
+
+
+def check_form(algorithm: Algorithm, optimizer: Optimizer, flat: Flat) -> None:
     """The gradient form replaces x by what was sent less the gradients, so they must tell all."""
-    if getattr(algorithm, "form", None) != "gradient":
+    if not is_gradient_form(algorithm):
         return
     groups = optimizer.param_groups
-    plain = type(optimizer) is torch.optim.SGD and not any(
-        group[key] for group in groups for key in ("momentum", "weight_decay", "nesterov")
+    plain = type(optimizer) in (torch.optim.SGD, SGD) and not any(
+        group.get(key) for group in groups for key in ("momentum", "weight_decay", "maximize")
     )
     if not plain or len({group["lr"] for group in groups}) > 1:
         raise UserError(

@@ -3,7 +3,8 @@
 A snapshot is taken at a round boundary and written by a thread during the next rounds. Each vote
 says who is still writing; when nobody is, the checksums travel to rank 0 by a nonblocking
 reduction, and its thread writes the manifest. A checkpoint counts only once the round after it
-has gone well, so that none of a run that has just diverged replaces a good one.
+has gone well, so that none of a run that has just diverged replaces a good one. The first is of
+the start, so that there is always one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from numpy.typing import NDArray
 from . import shards
 from .control import Control
 from .shards import Written
-from .stored import FORMAT, folder_of, prune, remove, shard_name, write_manifest
+from .stored import (
+    FORMAT,
+    MANIFEST,
+    folder_of,
+    newest_first,
+    prune,
+    remove,
+    shard_name,
+    write_manifest,
+)
 from .transport.base import Pending, Transport
 
 COLUMNS = 10  # of the report: problem, bytes, eight words of the checksum
@@ -48,6 +58,7 @@ class Saving:
     r: int
     t: int
     written: Future[Written]
+    tau: int | None = None
     report: Pending | None = None
 
 
@@ -73,10 +84,10 @@ class Checkpoints:
         """The newest valid one; known where shard 0 is written."""
         self.messages: list[str] = []
         """For the user, from shard 0; the caller takes them."""
-        self._transport, self._control, self._before_commit = transport, control, before_commit
+        self._transport, self._control, self.before_commit = transport, control, before_commit
         self._saving: Saving | None = None
         self._commit_done: Future[None] | None = None
-        self._wanted = False
+        self._wanted = self._asked = False
         self._last_s = time.monotonic()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
@@ -87,50 +98,85 @@ class Checkpoints:
         saving = self._saving
         if saving is not None and not saving.written.done():
             self._control.wish("writing")
-        if self.shard == 0 and 0 < self.policy.seconds <= time.monotonic() - self._last_s:
+        due = self.shard == 0 and 0 < self.policy.seconds <= time.monotonic() - self._last_s
+        if due and not self._asked:  # once: another vote may be cast before this one is counted
             self._control.wish("checkpoint")
+            self._asked = True
 
-    def wanted(self, r: int, decided: set[str], last: bool) -> bool:
-        """After the vote: whether to `save` now; always if it is the run's last boundary."""
+    def wanted(self, r: int, decided: set[str]) -> bool:
+        """After the vote: whether to `save` now. The run's last boundary is saved in any case."""
         saving = self._saving
         if saving is not None:
             if saving.report is not None:
                 self._commit(saving)
             # The first vote that knows of the thread was cast a round after the snapshot.
-            elif "writing" not in decided and r >= saving.r + 2:
+            elif "writing" not in decided and r >= saving.r + 1 + self._control.lag:
                 self._report_of(saving)
         due = self.policy.every and r % self.policy.every == 0
         self._wanted |= bool(due) or "checkpoint" in decided
-        if last and self._saving is not None:
-            self._commit(self._saving)
-        return last or (self._wanted and self._saving is None)
+        return self._wanted and self._saving is None
 
     def save(self, r: int, t: int, state: dict[str, Any]) -> None:
-        """Copies the state, then writes the copy in the background."""
-        assert self._saving is None
-        self._wanted, self._last_s = False, time.monotonic()
+        """Copies the state, then writes the copy in the background. Collective.
+
+        Blocks if the one before is still under way, as it may be at the run's last boundary.
+        """
+        self._complete()
+        self._wanted, self._asked, self._last_s = False, False, time.monotonic()
         copied = shards.snapshot(state)
         self._saving = Saving(
-            r, t, self._thread.submit(self._write, folder_of(self.run, r), copied)
+            r, t, self._thread.submit(self._write, folder_of(self.run, r), copied), state.get("tau")
         )
 
-    def finish(self) -> None:
-        """Complete what is under way. Collective, blocking."""
-        if self._saving is not None:
-            self._commit(self._saving)
+    def settle(self) -> None:
+        """Complete what is under way, on the disk too. Collective, blocking."""
+        self._complete()
         if self._commit_done is not None:
             self._commit_done.result()
+
+    def finish(self) -> None:
+        """The same, and nothing is saved any more."""
+        self.settle()
         self._thread.shutdown()
 
     def diverged(self, r: int) -> None:
-        """Keep what is under way only if the round after it was good. Collective."""
+        """Keep what is under way only if the round after it was good; the start always is."""
         saving = self._saving
-        if saving is not None and saving.r > r - 3:
+        if saving is not None and saving.r > max(0, r - 2 - self._control.lag):
             self._report_of(saving).result()  # all have written it
             self._saving = None
             if self.shard == 0:
                 remove(folder_of(self.run, saving.r))
         self.finish()
+
+    def reject(self, r: int) -> None:
+        """Round r's, the last, turned out to be bad: go back to the one before, if there is one."""
+        bad = folder_of(self.run, r)
+        older = [p for p in newest_first(self.run) if p != bad and (p / MANIFEST).is_file()]
+        if self.shard == 0 and self.last == bad and older:
+            remove(bad)
+            self.last = older[0]
+
+    # -- after the loss of an agent ------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """Give up what is under way, once this process no longer writes any of it."""
+        if self._saving is not None:
+            self._saving.written.exception()
+        if self._commit_done is not None:
+            self._commit_done.exception()
+        self._saving = None
+
+    def forget(self, r: int) -> None:
+        """Remove what there is of round r: it will be saved anew, by fewer."""
+        remove(folder_of(self.run, r))
+        if self.last == folder_of(self.run, r):
+            self.last = None
+
+    def regroup(self, shard: int, count: int, about: dict[str, Any]) -> None:
+        """This process writes another shard from now on; the first checkpoint is due at once."""
+        self.shard, self.count, self._wanted = shard, count, True
+        self.about = {**self.about, **about}
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -165,6 +211,10 @@ class Checkpoints:
             saving.report = self._transport.reduce(self._report(saving), "sum")
         return saving.report
 
+    def _complete(self) -> None:
+        if self._saving is not None:
+            self._commit(self._saving)
+
     def _commit(self, saving: Saving) -> None:
         """Blocks if the report has not arrived or not been asked for yet."""
         rows = self._report_of(saving).result().reshape(self.count, COLUMNS)
@@ -184,18 +234,20 @@ class Checkpoints:
             }
             for k, row in enumerate(rows)
         ]
-        manifest = {"format": FORMAT, "round": saving.r, "iteration": saving.t,
+        manifest = {"format": FORMAT, "round": saving.r, "iteration": saving.t, "tau": saving.tau,
                     "time": time.time(), "shards": files, **self.about}  # fmt: skip
         self._commit_done = self._thread.submit(self._write_manifest, saving.r, manifest)
 
     def _write_manifest(self, r: int, manifest: dict[str, Any]) -> None:
         folder = folder_of(self.run, r)
         try:
-            self._before_commit()  # rows of the rounds before it reach the disk first
+            self.before_commit()  # rows of the rounds before it reach the disk first
             write_manifest(folder, manifest)
             shards.sync_folder(folder.parent)
         except OSError as error:
             self._lost(r, 0, error.errno or -1)
+            with contextlib.suppress(OSError):
+                remove(folder)  # or it would keep the disk full
             return
         self.last = folder
         with contextlib.suppress(OSError):  # an old one too many does no harm

@@ -21,23 +21,10 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.launcher import launcher_rank, launcher_size
 from hpc_oldsgd.options import dashed, flags, options, shadow, summary
 
 T = TypeVar("T")
-
-_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")
-_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-
-
-def launcher_rank() -> int:
-    """This process's rank as mpirun or srun set it, before MPI is initialised; 0 without them."""
-    # A batch script sees SLURM_PROCID too; only inside a step of srun does it mean a rank.
-    return _from_environment(_RANK, "SLURM_PROCID", default=0)
-
-
-def launcher_size() -> int:
-    """The number of processes that mpirun or srun started; 1 without them."""
-    return _from_environment(_SIZE, "SLURM_STEP_NUM_TASKS", default=1)
 
 
 @contextlib.contextmanager
@@ -54,7 +41,8 @@ def guard(prog: str) -> Iterator[None]:
     except BrokenPipeError:  # the reader of our output has left, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception as error:
+    except Exception as raised:
+        error = _for_the_user(raised)
         code = getattr(error, "exit_code", None)
         if code is None:
             raise
@@ -64,6 +52,20 @@ def guard(prog: str) -> Iterator[None]:
             message = " ".join(str(error).split()) or type(error).__name__
             print(f"{prog}: {where}{message}", file=sys.stderr, flush=True)
         sys.exit(code)
+
+
+def _for_the_user(error: Exception) -> Exception:
+    """What the machine lacks, rather than this program, in one sentence."""
+    if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
+        return UserError("mpi4py is not installed: pip install mpi4py")
+    if isinstance(error, (ImportError, RuntimeError)) and "MPI library" in str(error):
+        return UserError(
+            "mpi4py finds no MPI library: load your site's MPI module, pip install mpich, or set "
+            "MPI4PY_LIBMPI to the path of libmpi.so"
+        )
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return UserError(f"{os.fsdecode(error.filename)}: {error.strerror}")
+    return error
 
 
 def run(
@@ -252,13 +254,3 @@ def _check_choice(key: str, name: str, options: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(str(name), options, n=1)
         hint = f"did you mean {near[0]}? Known" if near else "known"
         raise UserError(f"There is no {key} {name!r}; {hint} are {', '.join(options)}.")
-
-
-def _from_environment(names: Sequence[str], slurm: str, default: int) -> int:
-    if "SLURM_STEP_ID" in os.environ:
-        names = [*names, slurm]
-    for name in names:
-        value = os.environ.get(name, "")
-        if value.isdecimal():
-            return int(value)
-    return default

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UserError
+from .straggler import draw
 from .topology import Topology
 
 Times = NDArray[np.float64]
@@ -45,8 +46,8 @@ class Clock:
         speed = np.ones(self.n) if self.speed is None else np.asarray(self.speed, dtype=float)
         if speed.shape != (self.n,) or not (speed > 0).all():
             raise UserError(f"speed must be {self.n} positive numbers, one per agent")
-        if self.jitter < 0:
-            raise UserError("jitter must be at least 0")
+        if not 0 <= self.jitter <= 10:
+            raise UserError("jitter must be at least 0 and at most 10")
         self._gradient = 1.0 / speed
         self._random = np.random.default_rng(self.seed)
         self.t: Times = np.zeros(self.n)
@@ -54,14 +55,18 @@ class Clock:
         self.waited: Times = np.zeros(self.n)
 
     def compute(self) -> None:
-        cost = self._gradient
-        if self.jitter:
-            shape = self.jitter**-2
-            cost = cost * self._random.gamma(shape, 1 / shape, self.n)
-        self.t = self.t + cost
+        self.t = self.t + self._gradient * draw(self._random, self.jitter, self.n)
 
     def post(self, topology: Topology, round: int) -> tuple[Times, Times]:
         """Every agent starts a message to its neighbours; when posted, when ready at each agent."""
+        posted, through = self.send(topology, round)
+        # An agent's own message must be out too: its buffer is reused after the flight.
+        ready = np.maximum(self.card_free, posted)
+        np.maximum.at(ready, topology.csr(round)[1], through)
+        return posted, ready
+
+    def send(self, topology: Topology, round: int) -> tuple[Times, Times]:
+        """The same, but when each message of the graph's CSR order is through."""
         indptr, indices, _ = topology.csr(round)
         degree = np.diff(indptr)
         sender = np.repeat(np.arange(self.n), degree)  # edge k goes from sender[k] to indices[k]
@@ -69,24 +74,21 @@ class Clock:
         cost = self._cost(sender, indices)
         ends = np.append(cost, 0.0)  # so that reduceat accepts a last row without edges
         if self.degree_aware:
-            through = np.cumsum(cost)
-            before = np.concatenate(([0.0], through))[indptr[:-1]]
-            arrival = start[sender] + through - np.repeat(before, degree)
+            total = np.cumsum(cost)
+            before = np.concatenate(([0.0], total))[indptr[:-1]]
+            through = start[sender] + total - np.repeat(before, degree)
             busy = np.add.reduceat(ends, indptr[:-1]) * (degree > 0)
         else:
-            arrival = start[sender] + cost
+            through = start[sender] + cost
             busy = np.maximum.reduceat(ends, indptr[:-1]) * (degree > 0)
-        posted = self.t.copy()
         self.card_free = start + busy
-        # An agent's own message must be out too: its buffer is reused after the flight.
-        ready = np.maximum(self.card_free, posted)
-        np.maximum.at(ready, indices, arrival)
-        return posted, ready
+        return self.t.copy(), through
 
     def post_all_reduce(self) -> tuple[Times, Times]:
         """A ring all-reduce: 2(n-1) chunks of 1/n of a model, once the last agent is there."""
         posted = self.t.copy()
-        worst = float(self._c.max()) if self._c.size else 0.0
+        i = np.arange(self.n)
+        worst = float(self._cost(i, (i + 1) % self.n).max())  # all chunks pass the slowest link
         done = float(np.maximum(self.t, self.card_free).max()) + 2 * (self.n - 1) / self.n * worst
         self.card_free = np.full(self.n, done)
         return posted, self.card_free.copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,59 +12,57 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from . import algorithms, cli, metrics, runs, tasks
+from . import algorithms, cli, metrics, runs, tasks, tuning
+from .algorithms import Algorithm
 from .config import SimulateOptions
 from .errors import Diverged, UserError
+from .options import dashed, flags
 from .plot import curves, style
 from .plot.folders import Run
+from .tasks import Task
 
 PROG = "hpc_oldsgd.simulate"
+BASE = "oldsgd"  # whose options --help shows, and whose tau is that of all
+Rows = list[dict[str, Any]]
 
 
 def compare(argv: list[str]) -> Path:
-    """Algorithm options such as --tau go to those that have them."""
+    """Algorithm options such as --tau and --eta-s go to those that have them."""
     from .simulate import Simulation
 
-    base = algorithms.registry()["oldsgd"]
-    shared = [base.name if word == "all" else word for word in argv]
-    shared = [word.replace("--algorithm=all", f"--algorithm={base.name}") for word in shared]
-    config, chosen = cli.parse_staged(
-        SimulateOptions, {"algorithm": {base.name: base}, "task": tasks.registry()}, shared,
-        prog=PROG,
-    )  # fmt: skip
+    if tuning.take(argv)[1]:
+        raise UserError("--algorithm all compares the algorithms at one tau: give --tau a number")
+    config, chosen, task = read_options(argv)  # all of them, before anything is written
     if config.threads:
         torch.set_num_threads(config.threads)
-    tau, task = chosen["algorithm"].tau, chosen["task"]
     path = config.out or runs.folder_for(
         dataclasses.replace(config, algorithm="all"), config.agents
     )
     metrics.prepare(path, config.overwrite)
-    results: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, Rows] = {}
     notes: dict[str, str] = {}
-    bar = tqdm(algorithms.registry().items(), disable=not sys.stderr.isatty())
-    for name, kind in bar:
+    refused: list[UserError] = []
+    bar = tqdm(chosen.items(), disable=not sys.stderr.isatty())
+    for name, algorithm in bar:
         bar.set_description(name)
+        simulation = None
         try:
-            algorithm = kind(tau=tau)
-        except UserError:  # dsgd and dsgd_cta take one step a round
-            algorithm = kind()
-        simulation = Simulation(config, algorithm, task)
-        try:
+            simulation = Simulation(config, algorithm, task)
             results[name] = simulation.run()
         except Diverged:
-            results[name], notes[name] = simulation.training.rows, "diverged"
+            results[name] = [] if simulation is None else simulation.training.rows
+            notes[name] = "diverged"
+        except UserError as error:  # --late reuse, say, fits those with neighbours alone
+            results[name], notes[name] = [], str(error)
+            refused.append(error)
+        if len(refused) < len(results):
+            write(path, results, notes, task.primary[0])
         if not sys.stderr.isatty():
-            print(f"{PROG}: {name} done", flush=True)
-    table = make_table(results, notes, task.primary[0])
-    (path / "compare.md").write_text(table + "\n")
-    (path / "metrics.jsonl").write_text(
-        "".join(
-            json.dumps(metrics.clean({"algorithm": name, **row})) + "\n"
-            for name, rows in results.items()
-            for row in rows
-        )
-    )
-    print(table)
+            print(f"{PROG}: {name} {notes.get(name, 'done')}", flush=True)
+    if len(refused) == len(results):
+        raise refused[0]
+    print(make_table(results, notes, task.primary[0]))
+    tau = chosen[BASE].tau
     title = f"{task.name}, {config.topology}, n = {config.agents}, τ = {tau}, c = {config.c:g}"
     drawn = draw(results, title, path / "compare")
     hint = "" if drawn or style.available() else ' (no figure: pip install "hpc_oldsgd[plots]")'
@@ -71,9 +70,55 @@ def compare(argv: list[str]) -> Path:
     return path
 
 
-def make_table(
-    results: dict[str, list[dict[str, Any]]], notes: dict[str, str], primary: str
-) -> str:
+def read_options(argv: list[str]) -> tuple[SimulateOptions, dict[str, Algorithm], Task]:
+    """The run's options, and every algorithm with those of its own."""
+    known = algorithms.registry()
+    every = set[str]().union(*map(flags, known.values()))
+
+    def parse(name: str, leave: set[str]) -> tuple[SimulateOptions, dict[str, Any]]:
+        own: Any = {"algorithm": {name: known[name]}, "task": tasks.registry()}
+        return cli.parse_staged(SimulateOptions, own, words_for(argv, name, leave), prog=PROG)
+
+    config, base = parse(BASE, every - flags(known[BASE]))
+    made: dict[str, Algorithm] = {}
+    for name, kind in known.items():
+        leave = every - flags(kind)
+        try:
+            kind(tau=base["algorithm"].tau)
+        except UserError:  # dsgd and dsgd_cta take one step a round
+            leave.add("--tau")
+        made[name] = parse(name, leave)[1]["algorithm"]
+    return config, made, base["task"]
+
+
+def words_for(argv: list[str], algorithm: str, leave: set[str]) -> list[str]:
+    """The command line of one algorithm, without the options that are not its own."""
+    words: list[str] = []
+    dropped = False
+    for word in argv:
+        if word.startswith("--"):
+            option = dashed(word.partition("=")[0])
+            dropped = option in leave or option == "--algorithm"
+        if not dropped:
+            words.append(word)
+    return [*words, "--algorithm", algorithm]
+
+
+def write(path: Path, results: dict[str, Rows], notes: dict[str, str], primary: str) -> None:
+    """What there is so far, each file whole or not at all: a long comparison may be cut short."""
+    rows = (
+        json.dumps(metrics.clean({"algorithm": name, **row})) + "\n"
+        for name, some in results.items()
+        for row in some
+    )
+    table = make_table(results, notes, primary) + "\n"
+    for name, text in (("metrics.jsonl", "".join(rows)), ("compare.md", table)):
+        temporary = path / f".{name}.{os.getpid()}"
+        temporary.write_text(text)
+        temporary.replace(path / name)
+
+
+def make_table(results: dict[str, Rows], notes: dict[str, str], primary: str) -> str:
     label = primary.replace("_", " ")
     lines = [
         f"| algorithm | simulated time | f(xbar) | {label} | consensus | hidden |",
@@ -81,7 +126,8 @@ def make_table(
     ]
     for name, rows in results.items():
         if not rows:
-            lines.append(f"| {name} | {notes.get(name, '')} | | | | |")
+            note = notes.get(name, "").replace("|", "\\|")
+            lines.append(f"| {name} | {note} | | | | |")
             continue
         last = rows[-1]
         hidden = "" if last["hidden"] is None else f"{last['hidden']:.0%}"
@@ -93,7 +139,7 @@ def make_table(
     return "\n".join(lines)
 
 
-def draw(results: dict[str, list[dict[str, Any]]], title: str, stem: Path) -> bool:
+def draw(results: dict[str, Rows], title: str, stem: Path) -> bool:
     lines = [
         Run(stem, rows, "simulated", label=name, line=k)
         for k, (name, rows) in enumerate(results.items())

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from . import optim
 from .data.partition import parse as parse_partition
 from .errors import UserError
+from .late import Late
+from .straggler import check_jitter, slowdowns
+
+LARGEST = 1e30
 
 
 @dataclass(kw_only=True)
@@ -30,6 +36,8 @@ class RunOptions:
     dirichlet:ALPHA."""
     iterations: int | None = None
     """Gradients per agent, rounded up to whole rounds; the task's own number if not given."""
+    target: float | None = None
+    """Test accuracy, as 0.9, or test perplexity at which the run ends before its iterations."""
     alpha: float | None = None
     """Step size; the task's own if not given (0.01 for the paper's tasks)."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -41,7 +49,8 @@ class RunOptions:
     buffers: Literal["mix", "local"] = "mix"
     """Whether BatchNorm statistics and other float buffers are mixed with the parameters."""
     wire: Literal["same", "fp32", "bf16", "fp16"] = "same"
-    """Type of what travels; bf16 halves the bytes and keeps the mean model exact."""
+    """Type of what travels; bf16 halves the bytes and keeps the mean model exact. So does fp16, for
+    numbers up to 65504 only, which the variances of BatchNorm may exceed."""
     seed: int = 0
     """Everything random follows from it."""
     eval_every: int = 0
@@ -70,12 +79,26 @@ class RunOptions:
     resume_average: bool = False
     """With --resume: a fresh start from the mean of the checkpoint's models, for another number of
     agents or other options."""
+    auto_tau: str = field(default="", metadata={"cli": False})
+    """What --tau said if it was no number: auto, auto:LOW-HIGH."""
+    slow: tuple[str, ...] = field(default=())
+    """Agents made slow, as AGENT:FACTOR: 3:2.5 takes 2.5 times as long for a gradient. Over MPI the
+    agent sleeps after its real gradient."""
+    jitter: float = 0.0
+    """Relative standard deviation put on every gradient's time; over MPI it can only lengthen."""
+    late: Literal["wait", "reuse"] = "wait"
+    """What to do about a late neighbour: wait for it, or go on with its weight moved to oneself, at
+    both ends of the edge, so that the mean is kept."""
+    late_wait: float = 1.0
+    """With --late reuse: how long to stand waiting first; seconds, or simulated units."""
+    staleness: int = 1
+    """With --late reuse: how many rounds in a row an edge may be left out before both ends wait."""
     on_signal: Literal["stop", "continue"] = "stop"
     """What follows the checkpoint that SIGUSR1 asks for; SIGTERM always stops. A stopped run exits
     with 75."""
 
     def __post_init__(self) -> None:
-        positive = {"iterations": self.iterations, "alpha": self.alpha}
+        positive = {"iterations": self.iterations, "alpha": self.alpha, "target": self.target}
         for name, value in positive.items():
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"--{name} must be positive, not {value:g}")
@@ -90,6 +113,9 @@ class RunOptions:
         for name, number in at_least_zero.items():
             if not 0 <= number < float("inf"):
                 raise UserError(f"--{name} must be at least 0, not {number:g}")
+        for name in ("alpha", "momentum", "weight-decay"):
+            if (getattr(self, name.replace("-", "_")) or 0) > LARGEST:
+                raise UserError(f"--{name} must be at most {LARGEST:g}: float32 ends soon after")
         if self.eval_samples < 1:
             raise UserError(f"--eval-samples must be at least 1, not {self.eval_samples}")
         if self.keep < 1:
@@ -103,14 +129,26 @@ class RunOptions:
         if self.momentum and self.optimizer != "sgd":
             raise UserError("--momentum belongs to --optimizer sgd")
         parse_partition(self.partition)
+        if self.tensorboard and find_spec("tensorboard") is None:
+            raise UserError(
+                "--tensorboard needs the tensorboard package: pip install 'hpc_oldsgd[tensorboard]'"
+            )
+        check_jitter(self.jitter)
+        self.late_policy()
 
-    def make_optimizer(self, model: torch.nn.Module, alpha: float) -> torch.optim.Optimizer:
+    def late_policy(self) -> Late | None:
+        policy = Late(self.late_wait, self.staleness)
+        return policy if self.late == "reuse" else None
+
+    def make_optimizer(self, model: torch.nn.Module, alpha: float) -> optim.Optimizer:
         parameters = [p for p in model.parameters() if p.requires_grad]
         if self.optimizer == "adamw":
             return torch.optim.AdamW(parameters, lr=alpha, weight_decay=self.weight_decay)
-        return torch.optim.SGD(
-            parameters, lr=alpha, momentum=self.momentum, weight_decay=self.weight_decay
-        )
+        if self.momentum:
+            return torch.optim.SGD(
+                parameters, lr=alpha, momentum=self.momentum, weight_decay=self.weight_decay
+            )
+        return optim.SGD(parameters, lr=alpha, weight_decay=self.weight_decay)
 
     def wire_dtype(self, model: torch.dtype) -> torch.dtype | None:
         from .agent import wire_type
@@ -129,16 +167,35 @@ class TrainOptions(RunOptions):
     staging: Literal["auto", "direct", "host"] = "auto"
     """Device memory through pinned host buffers, or directly by a CUDA-aware MPI."""
     threads: int = 0
-    """Torch threads per rank; 0 divides the machine's cores among its ranks."""
+    """Torch threads per rank; 0 divides its cores among the ranks that may run on them."""
     timeout: float = 600.0
     """Seconds to wait for a neighbour before the job ends; 0 waits for ever."""
+    on_failure: Literal["end", "shrink"] = "end"
+    """What the death of a rank means: the end of the job, or that the others go on without it,
+    which needs Open MPI started with --with-ft ulfm."""
+    redistribute: bool = False
+    """With --on-failure shrink: deal all data to the survivors anew, instead of losing the part
+    of the dead agent."""
     trace: bool = False
     """Write a Chrome/Perfetto trace of compute, flight, wait and mix on all ranks."""
+    retune: int = 0
+    """With --tau auto: rounds between two checks whether tau still hides the messages; 0 keeps
+    the tau of the start."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.threads < 0 or self.timeout < 0:
+        if self.retune < 0:
+            raise UserError(f"--retune must be at least 0, not {self.retune}")
+        if self.threads < 0 or not 0 <= self.timeout < float("inf"):
             raise UserError("--threads and --timeout must be at least 0")
+        if self.redistribute and self.on_failure != "shrink":
+            raise UserError("--redistribute belongs to --on-failure shrink")
+        if self.trace and self.on_failure == "shrink":
+            raise UserError("--trace needs all ranks to the end: leave it or --on-failure shrink")
+        if self.late == "reuse" and self.on_failure == "shrink":
+            raise UserError("--late reuse cannot be combined with --on-failure shrink")
+        if self.retune and self.on_failure == "shrink":
+            raise UserError("--retune needs all ranks to the end: leave it or --on-failure shrink")
 
 
 @dataclass(kw_only=True)
@@ -149,12 +206,11 @@ class SimulateOptions(RunOptions):
     """Number of agents."""
     c: float = 1.0
     """Time of a model-sized message, in units of one gradient."""
-    slow: tuple[str, ...] = field(default=())
-    """Slow agents as AGENT:FACTOR, e.g. 3:2.5 takes 2.5 units for a gradient."""
-    jitter: float = 0.0
-    """Relative standard deviation of every gradient's time."""
     degree_aware: bool = False
     """Charge one message per neighbour instead of one per exchange."""
+    gradients: Literal["each", "together"] = "each"
+    """One agent after the other, or all in one vectorised pass: faster for small models, equal up
+    to rounding, not for BatchNorm or dropout."""
     threads: int = 0
     """Torch threads; 0 leaves torch's choice. 1 gives the same bits as a run over MPI."""
 
@@ -162,18 +218,8 @@ class SimulateOptions(RunOptions):
         super().__post_init__()
         if self.agents < 1:
             raise UserError(f"--agents must be at least 1, not {self.agents}")
+        if self.threads < 0:
+            raise UserError(f"--threads must be at least 0, not {self.threads}")
 
     def speeds(self) -> list[float]:
-        speed = [1.0] * self.agents
-        for text in self.slow:
-            agent, _, factor = text.partition(":")
-            try:
-                i, slowdown = int(agent), float(factor)
-            except ValueError:
-                raise UserError(f"--slow takes AGENT:FACTOR, as in 3:2.5, not {text!r}") from None
-            if not 0 <= i < self.agents or not slowdown > 0:
-                raise UserError(
-                    f"--slow {text}: the agent must be 0 to {self.agents - 1}, the factor positive"
-                )
-            speed[i] = 1.0 / slowdown
-        return speed
+        return [1.0 / factor for factor in slowdowns(self.slow, self.agents)]

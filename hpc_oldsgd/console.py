@@ -95,6 +95,9 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> str:
             )
         )
         rows.append(("hidden", f"{summary['hidden']:.1%} of the communication"))
+    if lost := summary.get("lost"):
+        gone = [f"rank {one['rank']} ({one['host']}) in round {one['round']}" for one in lost]
+        rows.append(("lost agents", ", ".join(gone)))
     rows.append(("written to", str(folder)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)

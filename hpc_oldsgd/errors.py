@@ -20,6 +20,10 @@ class Stopped(RuntimeError):
 
 
 class NeighbourTimeout(RuntimeError):
-    """A neighbour did not answer within the limit."""
+    """A neighbour did not answer within the limit; `everybody` says what each rank was doing."""
 
     exit_code = 4
+
+    def __init__(self, message: str, everybody: str = "") -> None:
+        super().__init__(message)
+        self.everybody = everybody

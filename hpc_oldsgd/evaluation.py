@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .data import Samples, to_device
+from .errors import UserError
 from .flat import Flat
 from .schedule import Runner
 from .tasks import Task
@@ -105,11 +106,6 @@ class Evaluator:
         ]
         self.row: Row | None = None
         self.keys: list[str] = []
-        self.seconds = 0.0
-
-    @property
-    def idle(self) -> bool:
-        return self.row is None
 
     @property
     def arrived(self) -> bool:
@@ -149,6 +145,8 @@ class Evaluator:
         numbers: dict[str, float] = {}
         for split, (samples, weight) in zip(SPLITS, self.parts, strict=True):
             measured = self.task.evaluate(self.mean.model, samples)
+            if "loss" not in measured:
+                raise UserError(f"measure() of {type(self.task).__name__} must return a loss")
             for key, value in measured.items():
                 name = f"{split}_{key.removeprefix('train_')}"
                 numbers[name] = value * weight
@@ -156,9 +154,8 @@ class Evaluator:
         self.keys = sorted(numbers)
         values = np.array([distance, *(numbers[k] for k in self.keys)])
         row.sums = self.runner.transport.reduce(values, "sum")
-        end = time.perf_counter()
-        self.seconds += end - start
         if self.runner.trace is not None:
+            end = time.perf_counter()
             self.runner.trace.span("evaluate", "measure", start, end, round=row.r)
 
     def finish(self) -> dict[str, Any]:

@@ -128,13 +128,14 @@ def task_of(run: Path) -> tuple[Task, Any]:
         config = json.loads((run / "config.json").read_text())
         told = dict(config["task"])
         kind = tasks.registry()[told.pop("name")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot tell the task from {run / 'config.json'}: {error}") from None
-    hints = typing.get_type_hints(kind)
-    for field in fields(kind):
-        if told.get(field.name) is not None and Path in typing.get_args(hints[field.name]):
-            told[field.name] = Path(told[field.name])
-    return kind(**told), config["options"]["buffers"]
+        hints = typing.get_type_hints(kind)
+        for field in fields(kind):
+            if told.get(field.name) is not None and Path in typing.get_args(hints[field.name]):
+                told[field.name] = Path(told[field.name])
+        return kind(**told), config["options"]["buffers"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise UserError(f"cannot tell the task from {run / 'config.json'}: {why}") from None
 
 
 def main(options: Options) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,36 @@ class Slot:
         )
 
 
+@dataclass(frozen=True)
+class Running:
+    """Running statistics, as BatchNorm keeps them, at the end of x: averages that forget.
+
+    A pass leaves 1 - momentum of what they were. Of what neighbours differed by when the snapshots
+    were taken only as much is added as is left by now: as if it had been mixed in then. Added in
+    full it would overshoot: variances below zero, and from ten passes or so on differences that
+    grow from round to round.
+    """
+
+    start: int
+    norms: list[list[Any]]
+    """Of every agent here."""
+    keep: Tensor
+    """1 - momentum of each, and 1 for what is no statistic."""
+    which: Tensor
+    """The norm of every element from `start` on."""
+
+    def passes(self) -> Tensor:
+        """So far, of every agent and norm; on the device, nobody waits for it."""
+        rows = [torch.stack([norm.num_batches_tracked for norm in own]) for own in self.norms]
+        return nn.functional.pad(torch.stack(rows), (0, 1))
+
+    def left(self, since: Tensor) -> Tensor:
+        """(agents, d - start): the share of an earlier value that is left."""
+        # Agent by agent: torch's powers may differ in the last bit with the length of a vector.
+        rows = [self.keep**passes for passes in self.passes() - since]
+        return torch.stack(rows)[:, self.which]
+
+
 class Flat:
     """The layout of a module in x, and the module's tensors made views of it."""
 
@@ -45,11 +75,8 @@ class Flat:
     ) -> None:
         """x and g, if given, are where the values and the flat gradient live."""
         self.module = module
+        check_trainable(module)
         tensors = list(_mixed(module, buffers))
-        if not any(isinstance(t, nn.Parameter) for _, t in tensors):
-            raise UserError(
-                "the model has no parameters that require a gradient: nothing to train or mix"
-            )
         first = tensors[0][1]
         self.dtype, self.device = first.dtype, first.device
         align = max(1, ALIGN_BYTES // first.element_size())
@@ -60,6 +87,8 @@ class Flat:
             self._check(name, tensor, tensors[0][0], seen)
             self.slots.append(Slot(name, tensor, self.d))
             self.d += -(-tensor.numel() // align) * align
+        for name, tensor in self._outside():
+            _check_unshared(name, tensor, seen)
         self.x = torch.zeros(self.d, dtype=self.dtype, device=self.device) if x is None else x
         assert self.x.shape == (self.d,)
         for slot in self.slots:
@@ -72,15 +101,29 @@ class Flat:
     def parameters(self) -> list[Slot]:
         return [s for s in self.slots if isinstance(s.tensor, nn.Parameter)]
 
+    def running(self, *others: Flat) -> Running | None:
+        """Of this module, and of others like it."""
+        norms = [_norms(flat.module) for flat in (self, *others)]
+        number = {
+            id(statistic): k
+            for k, norm in enumerate(norms[0])
+            for statistic in (norm.running_mean, norm.running_var)
+        }
+        slots = [slot for slot in self.slots if id(slot.tensor) in number]
+        if not slots:
+            return None
+        start = slots[0].offset  # buffers come last
+        which = torch.full((self.d - start,), len(norms[0]), device=self.device)
+        for slot in slots:
+            which[slot.offset - start :][: slot.tensor.numel()] = number[id(slot.tensor)]
+        keep = torch.tensor([*(1.0 - norm.momentum for norm in norms[0]), 1.0], device=self.device)
+        return Running(start, norms, keep, which)
+
     def signature(self) -> str:
-        """Names, shapes and type: equal on two ranks exactly if their models fit together."""
-        inside = {id(s.tensor) for s in self.slots}
-        named = [(s.name, s.tensor) for s in self.slots]
-        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
-            if id(tensor) not in inside:  # frozen, integer or local
-                named.append((name, tensor))
-        parts = [f"{name}[{'x'.join(map(str, t.shape))}]:{t.dtype}" for name, t in named]
-        return " ".join(parts).replace("torch.", "")
+        """Names, shapes, type and layout: equal exactly on ranks whose models fit together."""
+        parts = [_described(s.name, s.tensor, mixed=True) for s in self.slots]
+        parts += [_described(name, tensor, mixed=False) for name, tensor in self._outside()]
+        return " ".join(parts)
 
     def version(self) -> int:
         """Grows with every change in place, be it of x or through the module's own tensors."""
@@ -106,6 +149,13 @@ class Flat:
 
     def check_views(self) -> None:
         """The module still lives in x: `model.to(...)` or a new `p.data` would leave it behind."""
+        inside = {id(slot.tensor) for slot in self.slots}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in inside:
+                raise UserError(
+                    f"{name} is trained but not mixed: unfreeze it, or add it to the model, before "
+                    "the Agent is made"
+                )
         base, size = self.x.data_ptr(), self.x.element_size()
         for slot in self.slots:
             if slot.tensor.numel() and slot.tensor.data_ptr() != base + slot.offset * size:
@@ -114,21 +164,49 @@ class Flat:
                     "before the Agent is made, and change weights in place"
                 )
 
+    def _outside(self) -> Iterator[tuple[str, Tensor]]:
+        """What is frozen, integer or local."""
+        inside = {id(s.tensor) for s in self.slots}
+        for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if id(tensor) not in inside:
+                yield name, tensor
+
     def _check(self, name: str, tensor: Tensor, first: str, seen: dict[int, str]) -> None:
+        hint = "" if isinstance(tensor, nn.Parameter) else ', or use buffers="local"'
         if tensor.dtype != self.dtype or tensor.device != self.device:
-            hint = "" if isinstance(tensor, nn.Parameter) else ', or use buffers="local"'
             raise UserError(
                 f"{name} is {tensor.dtype} on {tensor.device}, {first} is {self.dtype} on "
                 f"{self.device}: all must have one dtype and device{hint}"
             )
         if tensor.numel() and not _dense(tensor):
             raise UserError(f"{name} is an expanded or overlapping view: make it contiguous first")
-        if tensor.numel() and tensor.data_ptr() in seen:
-            raise UserError(
-                f"{name} and {seen[tensor.data_ptr()]} share memory but are two tensors: "
-                "tie them as one Parameter"
-            )
+        _check_unshared(name, tensor, seen)
         seen[tensor.data_ptr()] = name
+        if not bool(torch.isfinite(tensor.detach()).all()):
+            raise UserError(f"{name} holds NaN or infinity already: look at the model{hint}")
+
+
+def _check_unshared(name: str, tensor: Tensor, seen: dict[int, str]) -> None:
+    """In x each tensor has memory of its own: what shared it would drift apart."""
+    if tensor.numel() and tensor.data_ptr() in seen:
+        raise UserError(
+            f"{name} and {seen[tensor.data_ptr()]} share memory but are two tensors: "
+            "tie them as one Parameter"
+        )
+
+
+def _norms(module: nn.Module) -> list[Any]:
+    """Those whose statistics forget; with momentum None they are plain averages over all passes."""
+    kind = nn.modules.batchnorm._NormBase
+    found = [m for m in module.modules() if isinstance(m, kind) and m.track_running_stats]
+    return [norm for norm in found if norm.momentum is not None]
+
+
+def check_trainable(module: nn.Module) -> None:
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise UserError(
+            "the model has no parameters that require a gradient: nothing to train or mix"
+        )
 
 
 def _mixed(module: nn.Module, buffers: Buffers) -> Iterator[tuple[str, Tensor]]:
@@ -142,6 +220,14 @@ def _mixed(module: nn.Module, buffers: Buffers) -> Iterator[tuple[str, Tensor]]:
                 yield name, buffer
     elif buffers != "local":
         raise UserError(f'buffers must be "mix" or "local", not {buffers!r}')
+
+
+def _described(name: str, tensor: Tensor, mixed: bool) -> str:
+    text = f"{name}[{'x'.join(map(str, tensor.shape))}]:{tensor.dtype}".replace("torch.", "")
+    if not mixed:
+        return f"{text}:not_mixed"
+    # In x a tensor lies as its strides say: channels_last on one rank only would be scrambled.
+    return text if tensor.is_contiguous() else f"{text}:strides_{tensor.stride()}".replace(" ", "")
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -18,9 +18,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from . import status
 from .errors import UserError
 
 FILES = ("config.json", "metrics.jsonl", "summary.json")
+NUMBERS = ("iteration", "step_s", "transfer", "exposed")
 PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py", "torchvision", "transformers")
 
 
@@ -55,9 +57,13 @@ class RunFolder:
         except OSError as error:
             self.problem = f"metrics.jsonl: {error.strerror}"
         if self._board is not None:
-            for key, value in row.items():
-                if isinstance(value, (int, float)) and math.isfinite(value):
-                    self._board.add_scalar(key, value, row["iteration"])
+            try:
+                for key, value in row.items():
+                    if isinstance(value, (int, float)) and math.isfinite(value):
+                        self._board.add_scalar(key, value, row["iteration"])
+                self._board.flush()
+            except OSError as error:
+                self.problem = f"tensorboard: {error.strerror}"
 
     def sync(self) -> None:
         """The rows so far outlive a power cut. From any thread."""
@@ -80,17 +86,22 @@ class RunFolder:
     def close(self) -> None:
         os.close(self._metrics)
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(OSError):  # a full disk has been told of
+                self._board.close()
 
 
 def read_rows(run: Path, before: int) -> list[dict[str, Any]]:
-    """The rows of the rounds before one; a line that a crash cut short is no row."""
+    """The rows of the rounds before one; a line that a crash cut short is no row, nor is one that
+    lacks what the summary is made of."""
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
         for line in (run / "metrics.jsonl").read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(
+                ValueError, TypeError, KeyError, OverflowError, RecursionError
+            ):
                 row = json.loads(line)
-                if isinstance(row, dict) and int(row.get("round", before)) < before:
+                whole = "hidden" in row and all(math.isfinite(row[key]) for key in NUMBERS)
+                if whole and int(row.get("round", before)) < before:
                     rows.append(row)
     return rows
 
@@ -99,12 +110,17 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
     """Make the folder; an earlier run in it stays unless the user said otherwise."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another --out")
-    if path.is_dir() and any(path.iterdir()) and not resume:
+    if path.is_dir() and any(map(_counts, path.iterdir())) and not resume:
         if not any((path / name).exists() for name in FILES):
             raise UserError(f"{path} holds something else than a run: choose another --out")
         if not overwrite:
             raise UserError(
                 f"{path} holds a run: add --resume auto to go on with it, or --overwrite"
+            )
+        if path.is_symlink():
+            raise UserError(
+                f"{path} is a link, and nothing is removed through one: give --overwrite the "
+                f"folder itself, {path.resolve()}"
             )
         for name in (*FILES, "checkpoints", "trace.json", "tensorboard"):
             old = path / name
@@ -120,6 +136,11 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
         (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from None
+
+
+def _counts(entry: Path) -> bool:
+    """Not what a run leaves that was killed before its first file, nor NFS's own hidden files."""
+    return entry.name != status.FOLDER and not entry.name.startswith(".")
 
 
 def environment() -> dict[str, Any]:
@@ -173,10 +194,6 @@ def _git() -> dict[str, Any] | None:
 
 def _board(path: Path, iteration: int) -> Any:
     """Event files that a resumed run goes on with; what it repeats is hidden."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "--tensorboard needs the tensorboard package: pip install 'hpc_oldsgd[tensorboard]'"
-        ) from None
+    from torch.utils.tensorboard import SummaryWriter  # the options have looked for the package
+
     return SummaryWriter(str(path / "tensorboard"), purge_step=iteration)

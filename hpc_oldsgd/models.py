@@ -85,12 +85,22 @@ def pretrained_gpt2(name: str, vocab: int, seq: int, dropout: float) -> nn.Modul
     if local and not (folder / "config.json").is_file():
         raise UserError(f"{folder} holds no GPT-2 weights: config.json is not in it")
     try:
-        net = transformers.GPT2LMHeadModel.from_pretrained(
-            folder if local else name, use_safetensors=True, **_dropout(dropout)
+        net, told = transformers.GPT2LMHeadModel.from_pretrained(
+            folder if local else name,
+            use_safetensors=True,
+            output_loading_info=True,
+            **_dropout(dropout),
         )
-    except (OSError, ValueError, RuntimeError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except Exception as error:  # offline, torn, odd: files of others raise many kinds
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(f"GPT-2 weights could not be loaded from {name}: {reason}") from error
+    # The output layer is the embedding; anything else that is missing was drawn at random.
+    missing = sorted(set(told["missing_keys"]) - {"lm_head.weight"})
+    if missing:
+        raise UserError(
+            f"the weights in {name} are not all of GPT-2's: {missing[0]} is missing, one of "
+            f"{len(missing)}"
+        )
     if net.config.vocab_size < vocab:
         raise UserError(
             f"the weights in {name} know {net.config.vocab_size} tokens, the tokenizer {vocab}: "

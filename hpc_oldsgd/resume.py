@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from . import metrics, runs, stored
+from . import metrics, runs, status, stored
 from .algorithms import Algorithm
 from .config import RunOptions
 from .errors import UserError
 from .export import mean_state_dict
+from .shards import Unusable
 from .stored import Checkpoint, Gather, run_of
 from .tasks import Task
 from .topology import Topology
@@ -24,8 +28,13 @@ from .training import Training
 
 SAME = (
     "topology", "weights", "partition", "optimizer", "momentum", "weight_decay", "buffers",
-    "wire", "seed", "c", "slow", "jitter", "degree_aware",
+    "wire", "seed",
 )  # fmt: skip
+VIRTUAL = ("c", "slow", "jitter", "degree_aware")  # decide the times only where time is simulated
+LATE = ("late", "late_wait", "staleness")
+DIFFER = {
+    "W": "the mixing weights differ", "model": "the model differs", "data": "the data differs",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,9 +52,18 @@ class Plan:
     def goes_on(self) -> Checkpoint | None:
         return None if self.average else self.found
 
+    def data(self, n: int) -> tuple[list[int], int]:
+        """Whose part of the data each rank has, and among how many it was dealt.
+
+        Not rank i's of n once agents have died: the others kept theirs.
+        """
+        known = self.goes_on.manifest.get("data") if self.goes_on is not None else None
+        return (known["agents"], known["of"]) if known else (list(range(n)), n)
+
     def prepare(self, overwrite: bool) -> list[dict[str, Any]]:
         """Make the folder ready, in one process only: the rows that stay. Raises UserError."""
         metrics.prepare(self.path, overwrite, resume=self.here)
+        status.clear(self.path)
         if self.goes_on is None or self.found is None:
             return []
         if self.here:
@@ -78,32 +96,84 @@ def plan(
     if found is None and config.resume != "auto":
         raise UserError(f"{path} has no checkpoint")
     if found is None:
+        if reason := gather(not_the_start(out, who))[0]:  # as rank 0 sees it
+            raise UserError(
+                f"{reason}: use --overwrite in place of --resume auto, or choose another --out"
+            )
         say(f"no checkpoint in {out} yet: this is the start")
         return Plan(out), True
     return Plan(out, found, average, here), False
 
 
-def take_mean(plan: Plan, model: nn.Module) -> None:
+def not_the_start(out: Path, who: dict[str, Any]) -> str:
+    """Why a folder without a checkpoint is more than a run that was killed as it began."""
+    kept = out / stored.FOLDER
+    if os.path.lexists(kept):
+        try:
+            next(kept.iterdir(), None)
+        except OSError as error:
+            return f"{kept} cannot be read: {error.strerror}"
+    if (out / "summary.json").exists():
+        return f"{out} holds a complete run, and no checkpoint of it"
+    if not (out / "config.json").exists():
+        return ""
+    try:
+        then = json.loads((out / "config.json").read_bytes())
+        told = {key: then[key]["name"] for key in ("algorithm", "task")}
+        told["seed"] = then["options"]["seed"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return f"{out} holds something else: its config.json cannot be read"
+    said = [f"{k} is {who[k]}, was {v}" for k, v in told.items() if who[k] != v]
+    return f"{out} holds another run: {'; '.join(said)}" if said else ""
+
+
+def take_mean(plan: Plan, *models: nn.Module) -> None:
     """A fresh start from the mean of the checkpoint's models, if the plan is one."""
     if plan.average and plan.found is not None:
+        mean = mean_state_dict(plan.found)
         try:
-            model.load_state_dict(mean_state_dict(plan.found))
+            for model in models:
+                model.load_state_dict(mean)
         except RuntimeError as error:
             first = str(error).split("\n\t")[-1]
             raise UserError(f"the checkpoint is of another model: {first}") from None
 
 
-def load(
-    training: Training, plan: Plan, shard: int, alpha: float, say: Callable[[str], None]
-) -> None:
-    """Put a run where its checkpoint was. Collective."""
+def read(plan: Plan, shard: int, model: nn.Module) -> dict[str, Any] | None:
+    """What `load` takes, found to fit before anything is removed or written for it."""
     found = plan.goes_on
     if found is None:
+        return None
+    try:
+        state = found.read(shard)
+    except Unusable as error:
+        raise UserError(f"{found.folder}: {error}") from None
+    if shard == 0:  # frozen parameters are the same everywhere
+        frozen = {k: p for k, p in model.named_parameters() if not p.requires_grad}
+        for name in {**frozen, **state["frozen"]}:
+            ours, theirs = frozen.get(name), state["frozen"].get(name)
+            if ours is None or theirs is None or not torch.equal(ours.cpu(), theirs):
+                raise UserError(
+                    f"the frozen {name} is not the checkpoint's: another pretrained model?"
+                )
+    return state
+
+
+def load(
+    training: Training, plan: Plan, state: dict[str, Any] | None, alpha: float,
+    say: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Put a run where its checkpoint was. Collective."""
+    found = plan.goes_on
+    if found is None or state is None:
         return
-    state = found.read(shard)
     set_alpha(state, alpha)
     training.load_state_dict(state, save=not plan.here)
+    if plan.here and training.checkpoints is not None:
+        training.checkpoints.last = found.folder
     told = f"goes on from round {found.r}, iteration {training.runner.t}"
+    if training.config.auto_tau:
+        told += f", with tau {training.runner.algorithm.tau}"
     if alpha != found.manifest["alpha"]:
         told += f", with alpha {alpha:g} instead of {found.manifest['alpha']:g}"
     say(told)
@@ -125,21 +195,21 @@ def identity(
     """What must be the same for a resumed run to be the run that never stopped."""
     shapes = [f"{k}{tuple(t.shape)}{t.dtype}" for k, t in model.state_dict().items()]
     options = dataclasses.asdict(config)
-    W = hashlib.sha256()
-    for phase in range(topology.period):
-        for array in topology.csr(phase):
-            W.update(array.tobytes())
+    same = SAME + (VIRTUAL if kind == "simulate" else ()) + (LATE if config.late_policy() else ())
+    data = task.fingerprint()
     return {
         "kind": kind,
         "agents": topology.n,
         "algorithm": algorithm.name,
         **algorithm.options(),
+        **({"tau": config.auto_tau} if config.auto_tau else {}),
         "task": task.name,
         # Where the data lies may change, the data may not.
         **{k: v for k, v in dataclasses.asdict(task).items() if not _place(k, v)},
-        **{name: _plain(options[name]) for name in SAME if name in options},
-        "W": W.hexdigest()[:16],
+        **{name: _plain(options[name]) for name in same if name in options},
+        "W": topology.digest(),
         "model": hashlib.sha256(" ".join(shapes).encode()).hexdigest()[:16],
+        **({"data": data} if data else {}),
     }
 
 
@@ -153,12 +223,9 @@ def differences(now: dict[str, Any], then: dict[str, Any]) -> str:
     said = []
     for key in {**now, **then}:
         a, b = now.get(key), then.get(key)
-        if a != b:
-            if key in ("W", "model"):
-                text = {"W": "the mixing weights differ", "model": "the model differs"}[key]
-            else:
-                text = f"{key.replace('_', '-')} is {a}, was {b}"
-            said.append(text)
+        if a == b or key == "download" or (key == "data" and key not in then):
+            continue  # checkpoints of old versions name the one and not the other
+        said.append(DIFFER.get(key, f"{key.replace('_', '-')} is {a}, was {b}"))
     if not said:
         return ""
     return f"this is another run than the checkpoint's: {'; '.join(said)}"
@@ -177,7 +244,8 @@ def source(config: RunOptions) -> Path | None:
 
 
 def _place(name: str, value: Any) -> bool:
-    return isinstance(value, Path) or name.endswith("_dir") or name in ("pretrained", "tokenizer")
+    known = ("pretrained", "tokenizer", "download")
+    return isinstance(value, Path) or name.endswith("_dir") or name in known
 
 
 def _plain(value: Any) -> Any:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+import torch
 from torch import nn
 
-from . import algorithms, cli, tasks
+from . import algorithms, cli, tasks, tuning
 from . import topology as topologies
 from .algorithms import Algorithm
 from .checkpoint import Policy
-from .config import RunOptions
+from .config import RunOptions, SimulateOptions
 from .console import Console
 from .errors import Diverged, Stopped, UserError
 from .export import layout
-from .flat import Flat
+from .flat import Flat, check_trainable
 from .metrics import RunFolder, environment
 from .tasks import Task
 from .topology import Topology
@@ -30,11 +33,21 @@ O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
 
 
 def read_options(kind: type[O], prog: str) -> tuple[O, Algorithm, Task]:
+    return parse_options(kind, prog, sys.argv[1:])
+
+
+def parse_options(kind: type[O], prog: str, argv: list[str]) -> tuple[O, Algorithm, Task]:
+    words, auto = tuning.take(argv)
     config, chosen = cli.parse_staged(
         kind,
         {"algorithm": algorithms.registry(), "task": tasks.registry()},
+        words,
         prog=prog,
     )
+    if auto:
+        config.auto_tau = auto
+    elif getattr(config, "retune", 0):
+        raise UserError("--retune changes tau during the run: add --tau auto")
     return config, chosen["algorithm"], chosen["task"]
 
 
@@ -47,6 +60,26 @@ def make_topology(config: RunOptions, n: int) -> Topology:
             raise UserError(f"{path} is a graph of {topology.n} agents, not {n}")
         return topology
     return topologies.from_name(config.topology, n, weights=config.weights)
+
+
+def tau_for_c(
+    config: SimulateOptions, algorithm: Algorithm, topology: Topology
+) -> tuple[Algorithm, str]:
+    """What --tau auto means where c is known; gradients that vary ask for the margin."""
+    choice = tuning.choose(
+        algorithm, topology, config.c, tuning.Bounds.parse(config.auto_tau),
+        margin=tuning.MARGIN if config.jitter else 1.0,
+        speed=np.array(config.speeds()), degree_aware=config.degree_aware,
+    )  # fmt: skip
+    chosen = dataclasses.replace(algorithm, tau=choice.tau)
+    return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
+
+
+def make_model(task: Task, device: torch.device | str = "cpu") -> nn.Module:
+    """The task's, seeded by the caller; refused before an optimizer trips over it."""
+    model = task.model()
+    check_trainable(model)
+    return model.to(device)
 
 
 def describe_topology(topology: Topology) -> dict[str, Any]:
@@ -69,16 +102,18 @@ def folder_for(config: RunOptions, n: int) -> Path:
 def write_config(
     folder: RunFolder, config: RunOptions, algorithm: Algorithm, task: Task, **more: Any
 ) -> None:
-    folder.write(
-        "config.json",
-        {
-            "options": dataclasses.asdict(config),
-            "algorithm": {"name": algorithm.name, **algorithm.options()},
-            "task": {"name": task.name, **dataclasses.asdict(task)},
-            **more,
-            "environment": environment(),
-        },
-    )
+    content = {
+        "options": dataclasses.asdict(config),
+        "algorithm": {"name": algorithm.name, **algorithm.options()},
+        "task": {"name": task.name, **dataclasses.asdict(task)},
+        **more,
+        "environment": environment(),
+    }
+    try:
+        folder.write("config.json", content)
+    except OSError as error:
+        folder.close()
+        raise UserError(f"cannot write to {folder.path}: {error.strerror}") from None
 
 
 def policy(config: RunOptions) -> Policy:
@@ -122,7 +157,7 @@ def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str
     last = dict(rows[-1])
     last.pop("agent_loss", None)
     name, direction = task.primary
-    values = [row[name] for row in rows if row.get(name) is not None]
+    values = [row[name] for row in rows if isinstance(row.get(name), (int, float))]
     best = (max if direction == "max" else min)(values) if values else math.nan
     waited = [row for row in rows if row["hidden"] is not None and row["transfer"] > 0]
     transfer = sum(row["transfer"] for row in waited)

@@ -16,6 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from .errors import UserError
+from .late import NO_EDGES
 from .trace import Trace
 from .transport.base import Flight, Reduction, Transport
 
@@ -23,6 +24,19 @@ if TYPE_CHECKING:
     from .algorithms.base import Algorithm
 
 Schedule = Generator[None, Tensor, None]
+
+
+Hook = Callable[["Runner"], None]
+
+
+def reads_only(hook: Callable[[Any, Runner], None]) -> Callable[[Any, Runner], None]:
+    """Marks a method for `on_round` that changes no weight: the snapshot made stays good."""
+    hook.reads_only = True  # type: ignore[attr-defined]
+    return hook
+
+
+def only_reads(hook: Hook) -> bool:
+    return bool(getattr(hook, "reads_only", False))
 
 
 class Runner(ABC):
@@ -38,7 +52,7 @@ class Runner(ABC):
         self.t = 0  # gradients taken
         self.r = 0  # rounds completed
         self.finished = False
-        self.on_round: list[Callable[[Runner], None]] = []
+        self.on_round: list[Hook] = []
         """Called at every round boundary, before the next message leaves; may call `stop()`."""
         self._gradient_start = 0.0
         self._stop = False
@@ -59,6 +73,8 @@ class Runner(ABC):
         return self.transport.exchange(x, self.r)
 
     def all_reduce(self, x: Tensor) -> Reduction:
+        if self.transport.late is not None:
+            raise UserError(NO_EDGES)
         return self.transport.all_reduce(x, self.r)
 
     def rounds(self) -> Iterator[int]:
@@ -89,6 +105,11 @@ class Runner(ABC):
         """Hand the schedule a gradient at x. False once the run has stopped."""
         if self.finished:
             return False
+        if self._schedule is None:
+            raise UserError(
+                "an earlier step failed in the middle of a round, which cannot go on: end the job, "
+                "or load_state_dict() of a checkpoint on all ranks"
+            )
         self.t += 1
         self.transport.computed()
         if self.trace is not None:
@@ -116,6 +137,25 @@ class Runner(ABC):
         if kind is None:  # after an error the neighbours may never answer
             self.finish()
 
+    # -- after the loss of an agent ------------------------------------------------------------
+
+    @property
+    def next_boundary(self) -> tuple[int, int]:
+        """Round and iteration of the boundary at the end of the local steps under way."""
+        if self.t == self._t_boundary:
+            return self.r, self.t
+        return self.r + 1, self._t_boundary + self.algorithm.tau
+
+    def stand_at(self, r: int) -> None:
+        """The x of now is that of boundary r."""
+        self.r, self._t_boundary = r, self.t
+
+    def begin_anew(self) -> None:
+        """From x as it is, as if this round were the first: the algorithm's state begins anew."""
+        self.finished, self._stop = False, False
+        self.algorithm.load_state_dict({}, like=self.x)
+        self.start()
+
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,20 +165,35 @@ class Runner(ABC):
                 f"a checkpoint fits only between two rounds, and this one has taken "
                 f"{self.t - self._t_boundary} of its local steps: save in `on_round`"
             )
-        return {"x": self.x, "t": self.t, "r": self.r, "algorithm": self.algorithm.state_dict()}
+        # At the start a schedule has prepared its state, and is to prepare it again.
+        algorithm = self.algorithm.state_dict() if self.t else {}
+        return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state. Collective: flights already posted are completed and dropped."""
-        if self._schedule is not None:
-            self._schedule.close()
-        self.transport.drain()
+        """Go on from a state. Collective: flights already posted are completed and dropped.
+
+        The next ones leave at once, so what is not in x, counters and frozen weights, comes first.
+        """
+        self._drop()
         with torch.no_grad():
             self.x.copy_(state["x"])
         self.t, self.r = int(state["t"]), int(state["r"])
         self.algorithm.load_state_dict(state["algorithm"], like=self.x)
         self.start()
 
+    def restart(self) -> None:
+        """Begin this round anew, for instance with another tau. Collective, at a boundary."""
+        self._drop()
+        if not self.t:
+            self.algorithm.load_state_dict({}, like=self.x)
+        self.start()
+
     # -- inside --------------------------------------------------------------------------------
+
+    def _drop(self) -> None:
+        if self._schedule is not None:
+            self._schedule.close()
+        self.transport.drain()
 
     @torch.no_grad()
     def _resume(self, g: Tensor | None) -> None:
@@ -150,6 +205,9 @@ class Runner(ABC):
                 self._schedule.send(g)
         except StopIteration:
             self.finished = True
+        except BaseException:
+            self._schedule = None  # Python ends a generator that raises: the next step must say so
+            raise
         if self.trace is not None:
             self._gradient_start = self.trace.now()
 

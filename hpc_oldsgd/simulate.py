@@ -22,6 +22,7 @@ from .errors import Diverged
 from .signals import Inbox
 from .swarm import Swarm
 from .tasks import Task, seed_model
+from .together import Together
 from .training import Training, Worker
 from .trajectory import Trajectory, trajectory
 from .transport.stacked import StackedTransport
@@ -45,19 +46,24 @@ class Simulation:
         topology = runs.make_topology(config, n)
         speed = np.array(config.speeds())
         clock = Clock(n, config.c, speed, config.jitter, config.degree_aware, config.seed)
+        self.tuned = ""
+        if config.auto_tau:
+            algorithm, self.tuned = runs.tau_for_c(config, algorithm, topology)
         self.alpha = config.alpha or task.default_alpha
         self.iterations = config.iterations or task.default_iterations
         shards = [task.shard(i, n, config.partition, config.seed) for i in range(n)]
         models = []
         for _ in range(n):  # everybody starts from the same model, as rank 0's over MPI
             seed_model(config.seed)
-            models.append(task.model())
+            models.append(runs.make_model(task))
         optimizers = [config.make_optimizer(model, self.alpha) for model in models]
         wire = config.wire_dtype(next(models[0].parameters()).dtype)
-        transport = StackedTransport(topology, clock, wire)
+        transport = StackedTransport(topology, clock, wire, config.late_policy())
         self.swarm = Swarm(models, optimizers, algorithm, transport, buffers=config.buffers)
         workers = [Worker(i, models[i], optimizers[i], shards[i]) for i in range(n)]
         self.training = Training(config, task, self.swarm, workers, self.iterations, **hooks)
+        if config.gradients == "together":
+            self.training.together = Together(task, workers)
         self.topology = topology
         self.title = (
             f"{algorithm.name}, {topology.name}, n = {n}, tau = {algorithm.tau}, "
@@ -87,11 +93,15 @@ def main() -> None:
 
 
 def run(
-    config: SimulateOptions, algorithm: Algorithm, task: Task, signals: Inbox | None = None
+    config: SimulateOptions,
+    algorithm: Algorithm,
+    task: Task,
+    signals: Inbox | None = None,
+    console: Console | None = None,
 ) -> Path:
     if config.threads:
         torch.set_num_threads(config.threads)
-    console = Console(PROG)
+    console = console or Console(PROG)
     simulation = Simulation(
         config, algorithm, task, on_step=console.step, say=console.say, signals=signals
     )
@@ -102,15 +112,17 @@ def run(
         config, who, config.agents, lambda found: list(range(found.count)), lambda text: [text],
         console.say,
     )  # fmt: skip
-    history = plan.prepare(overwrite)
-    for each in swarm.models:
-        resume.take_mean(plan, each)
+    resume.take_mean(plan, *swarm.models, training.mean.model)
+    state = resume.read(plan, 0, model)
+    history = plan.prepare(overwrite)  # last, so that nothing refused has cost anything
     folder = metrics.RunFolder(plan.path, config.tensorboard, history)
     runs.write_config(
-        folder, config, algorithm, task, agents=config.agents, alpha=simulation.alpha,
+        folder, config, swarm.algorithm, task, agents=config.agents, alpha=simulation.alpha,
         iterations=simulation.iterations, topology=runs.describe_topology(simulation.topology),
     )  # fmt: skip
     print(f"{PROG}: {simulation.title}; {swarm.x.shape[1]:,} parameters", flush=True)
+    if simulation.tuned:
+        console.say(simulation.tuned)
     console.start(simulation.iterations)
     training.on_row = runs.on_row(console, folder)
     training.rows += history
@@ -119,7 +131,7 @@ def run(
         plan.path, swarm.transport, training.control, runs.policy(config), shard=0, count=1,
         about=about, before_commit=folder.sync,
     )  # fmt: skip
-    resume.load(training, plan, 0, simulation.alpha, console.say)
+    resume.load(training, plan, state, simulation.alpha, console.say)
     ended = None
     try:
         simulation.run()

@@ -41,6 +41,8 @@ class Checkpoint:
         return len(self.manifest["shards"])
 
     def check(self, shard: int) -> None:
+        if shard >= self.count:
+            raise Unusable(f"it has {self.count} parts, and none for rank {shard}")
         entry = self.manifest["shards"][shard]
         shards.check(self.folder / entry["file"], Written(entry["sha256"], entry["bytes"]))
 
@@ -90,12 +92,35 @@ def find(folder: Path) -> Checkpoint:
             raise Unusable(f"the checksum of {MANIFEST} is wrong")
         manifest = json.loads(body)
         version = manifest["format"]
-        shape = manifest["round"], manifest["iteration"], manifest["shards"], manifest["run"]
-    except (OSError, KeyError, TypeError, ValueError, AttributeError):
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise Unusable(f"{MANIFEST} cannot be read") from None
-    if version != FORMAT or not all(isinstance(e, dict) for e in shape[2]):
+    if version != FORMAT:
         raise Unusable(f"it has format {version}, this version reads {FORMAT}")
+    if not _well_formed(manifest):
+        raise Unusable(f"{MANIFEST} is not one of ours")
     return Checkpoint(folder, manifest)
+
+
+def _well_formed(manifest: dict[str, Any]) -> bool:
+    """Everything that is read later has its type, and no file is outside the folder."""
+    kinds = {"round": int, "iteration": int, "shards": list, "run": dict, "layout": dict}
+    kinds |= {"alpha": (int, float), "bn": str}  # type: ignore[dict-item]
+    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
+        return False
+    run = manifest["run"]
+    return (
+        manifest["round"] >= 0
+        and isinstance(run.get("agents"), int)
+        and isinstance(run.get("kind"), str)
+        and len(manifest["shards"]) > 0
+        and all(
+            isinstance(entry, dict)
+            and entry.get("file") == shard_name(k)
+            and isinstance(entry.get("bytes"), int)
+            and isinstance(entry.get("sha256"), str)
+            for k, entry in enumerate(manifest["shards"])
+        )
+    )
 
 
 def prune(run: Path, keep: int) -> None:
@@ -132,10 +157,17 @@ def remove(folder: Path) -> None:
 
 
 def run_of(path: Path) -> Path:
-    """The run that a folder is, or belongs to."""
-    path = path.resolve() if path.is_symlink() else path
-    is_checkpoint = path.name.startswith("round-") and path.parent.name == FOLDER
-    return path.parent.parent if is_checkpoint else path
+    """The run that a folder, or the folder behind a link, is or belongs to."""
+    path = _behind(path)
+    return path.parent.parent if _is_one(path) else path
+
+
+def _behind(path: Path) -> Path:
+    return path.resolve() if path.is_symlink() else path
+
+
+def _is_one(path: Path) -> bool:
+    return path.name.startswith("round-") and path.parent.name == FOLDER
 
 
 def choose(
@@ -150,7 +182,7 @@ def choose(
     Collective: `gather` brings a text of every rank to all. Each rank checks its own shards.
     `refuse` says why this run cannot be gone on with; nothing if it can.
     """
-    run = run_of(path)
+    path, run = _behind(path), run_of(path)
     listed = [path] if run != path else newest_first(run)
     names = [name for name in gather("\n".join(p.name for p in listed))[0].split("\n") if name]
     torn: list[str] = []

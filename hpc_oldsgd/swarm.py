@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agent import check_form
+from .agent import check_form, one_alpha
 from .algorithms import Algorithm
 from .errors import UserError
 from .flat import Buffers, Flat
+from .optim import Optimizer
 from .schedule import Runner
 from .transport.base import Transport
 from .transport.stacked import StackedTransport
@@ -48,7 +49,7 @@ class Swarm(Runner):
     def __init__(
         self,
         models: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
+        optimizers: Sequence[Optimizer],
         algorithm: Algorithm,
         transport: StackedTransport,
         *,
@@ -64,13 +65,14 @@ class Swarm(Runner):
             X[i] = flat.x
             flats[i] = Flat(models[i], buffers, X[i], None if G is None else G[i])
             check_form(algorithm, optimizers[i], flats[i])
+        transport.running = flats[0].running(*flats[1:])
         super().__init__(X, algorithm, transport)
         self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
         self._g = X if G is None else G
 
     @property
     def alpha(self) -> float:
-        return float(self.optimizers[0].param_groups[0]["lr"])
+        return one_alpha(self.optimizers[0])
 
     def step(self) -> bool:
         """After every model's backward pass."""
@@ -90,6 +92,7 @@ class Swarm(Runner):
             **super().state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "clock": self.transport.clock.state_dict(),
+            "transport": self.transport.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,4 +100,5 @@ class Swarm(Runner):
             optimizer.load_state_dict(saved)
         self.transport.drain()
         self.transport.clock.load_state_dict(state["clock"])
+        self.transport.load_state_dict(state.get("transport", {}))
         super().load_state_dict(state)

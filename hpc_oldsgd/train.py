@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
+import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +14,18 @@ from typing import Any
 
 import torch
 
-from . import cli, metrics, resume, runs
+from . import calibration, cli, metrics, resume, runs, tuning
 from .agent import Agent
 from .checkpoint import Checkpoints
 from .config import TrainOptions
 from .console import Console, summary_lines
-from .errors import Diverged, UserError
+from .errors import Diverged, NeighbourTimeout, UserError
+from .launcher import check_world
+from .recovery import Recovery
 from .signals import Inbox
+from .status import Board, clear
+from .stored import Gather
+from .straggler import Drag
 from .tasks import seed_model
 from .trace import Trace, merge
 from .training import Training, Worker
@@ -26,31 +34,58 @@ PROG = "hpc_oldsgd.train"
 
 
 def main() -> None:
-    with cli.guard(PROG):
-        config, algorithm, task = runs.read_options(TrainOptions, PROG)
-        signals = Inbox(config.on_signal)
-        signals.install()
-        run(config, algorithm, task, signals)
+    try:
+        with cli.guard(PROG):
+            config, algorithm, task = runs.read_options(TrainOptions, PROG)
+            signals = Inbox(config.on_signal)
+            signals.install()
+            run(config, algorithm, task, signals)
+    except SystemExit as ended:
+        leave_if_shrunk(int(ended.code or 0))
+        raise
+    leave_if_shrunk(0)
+
+
+def leave_if_shrunk(code: int) -> None:
+    """After the death of a rank MPI cannot be finalized."""
+    ulfm = sys.modules.get("hpc_oldsgd.transport.mpi_ulfm")
+    if ulfm is not None and ulfm.survivors:
+        with alone(ulfm.MPI.COMM_WORLD, NeighbourTimeout):
+            ulfm.leave(code)
 
 
 def run(
     config: TrainOptions, algorithm: runs.Algorithm, task: runs.Task, signals: Inbox | None = None
 ) -> None:
-    from .transport.mpi import Startup, world
-    from .transport.mpi_requests import gather_text
+    from .transport.mpi import world
 
-    comm = world()
+    with alone(world(), NeighbourTimeout):
+        _run(world(), config, algorithm, task, signals)
+
+
+def _run(
+    comm: Any, config: TrainOptions, algorithm: runs.Algorithm, task: runs.Task,
+    signals: Inbox | None,
+) -> None:  # fmt: skip
+    from .transport.mpi import Startup
+    from .transport.mpi_ulfm import meet, require_ulfm
+
     n, rank = comm.size, comm.rank
     check_world(n)
     console = Console(shown=rank == 0, prog=PROG)
     # Whatever one rank finds wrong, all ranks end with, so that nobody waits for it.
-    startup = Startup(comm)
+    startup = Startup(comm, config.timeout or None)
+    if config.on_failure == "shrink":
+        startup.check(require_ulfm)
     device = startup.check(lambda: choose_device(config.device))
-    set_threads(config.threads, startup.ranks_here)
+    set_threads(config.threads, startup.sharing)
     topology = startup.check(lambda: runs.make_topology(config, n))
+    if config.auto_tau:
+        startup.check(lambda: check_auto(config, algorithm, topology))
+    drag = startup.check(lambda: Drag(config.slow, config.jitter, config.seed, n, rank))
     seed_model(config.seed)
-    model = startup.check(lambda: task.model().to(device))
-    who = resume.identity("train", config, algorithm, task, topology, model)
+    model = startup.check(lambda: runs.make_model(task, device))
+    who = startup.check(lambda: resume.identity("train", config, algorithm, task, topology, model))
 
     def shards_here(found: resume.Checkpoint) -> list[int]:
         if config.resume_average:
@@ -58,11 +93,15 @@ def run(
         return [rank]
 
     startup.check(lambda: resume.source(config))
-    plan, overwrite = resume.plan(
-        config, who, n, shards_here, lambda text: gather_text(comm, text), console.say
-    )
+    plan, overwrite = resume.plan(config, who, n, shards_here, startup.gather, console.say)
+    if plan.goes_on is not None and config.auto_tau:
+        algorithm = dataclasses.replace(algorithm, tau=plan.goes_on.manifest["tau"])
     startup.check(lambda: resume.take_mean(plan, model) if rank == 0 else None)
-    shard = startup.check(lambda: task.shard(rank, n, config.partition, config.seed))
+    state = startup.check(lambda: resume.read(plan, rank, model))
+    agents, data_of = plan.data(n)
+    shard = startup.check(lambda: task.shard(agents[rank], data_of, config.partition, config.seed))
+    size = config.eval_samples
+    startup.check(lambda: [task.train_sample(size), task.test_set(size)])  # kept for the rows
     alpha = config.alpha or task.default_alpha
     optimizer = config.make_optimizer(model, alpha)
     trace = Trace(rank) if config.trace else None
@@ -80,6 +119,7 @@ def run(
             progress=config.progress,
             staging=config.staging,
             timeout_s=config.timeout or None,
+            late=config.late_policy(),
             trace=trace,
         )
     )
@@ -88,8 +128,23 @@ def run(
     except UserError:  # on all ranks alike
         agent.finish()
         raise
-    with alone(comm):
+    if agent.transport.progress == "poll":
+        drag.poll = agent.transport.poll
+    if config.timeout:
+        agent.transport.board = Board(plan.path, rank, n, agent.transport.status, config.timeout)
+    with alone(comm, survived=config.on_failure == "shrink"):
         iterations = config.iterations or task.default_iterations
+        training = Training(
+            config, task, agent, [Worker(rank, model, optimizer, shard)], iterations,
+            on_step=console.step, say=console.say, signals=signals, drag=drag,
+        )  # fmt: skip
+        if config.auto_tau:
+            bounds = tuning.Bounds.parse(config.auto_tau)
+            if plan.goes_on is None:
+                console.say(calibration.calibrate(training, bounds).reason)
+            if config.retune:
+                calibration.Retuner(training, bounds, config.retune)
+            algorithm = agent.algorithm
         title = (
             f"{algorithm.name}, {topology.name}, n = {n}, tau = {algorithm.tau}, "
             f"alpha = {alpha:g}, {task.name}, {config.partition}"
@@ -104,60 +159,81 @@ def run(
             )  # fmt: skip
             print(f"{PROG}: {title}; {agent.flat.d:,} parameters on {device.type}", flush=True)
         console.start(iterations)
-        training = Training(
-            config, task, agent, [Worker(rank, model, optimizer, shard)], iterations,
-            on_row=runs.on_row(console, folder), on_step=console.step, say=console.say,
-            signals=signals,
-        )  # fmt: skip
+        training.on_row = runs.on_row(console, folder)
         training.rows += history
+        training.data_of = data_of
         training.checkpoints = Checkpoints(
             plan.path, agent.transport, training.control, runs.policy(config), shard=rank, count=n,
-            about=runs.about(who, config, alpha, model, agent.flat),
+            about={
+                **runs.about(who, config, alpha, model, agent.flat),
+                "data": {"of": data_of, "agents": agents},
+            },
             before_commit=folder.sync if folder is not None else lambda: None,
         )  # fmt: skip
-        resume.load(training, plan, rank, alpha, console.say)
-        ended = None
+        resume.load(training, plan, state, alpha, console.say)
+        del state  # a model and more
+
+        ended, recovery = None, Recovery(config, task, agent, training, console, folder)
         try:
-            training.run()
+            recovery.run()
         except Diverged as error:  # on every rank alike
             ended = error
-        training.control.close()
-        agent.finish()
+        recovery.finish()
+        folder = recovery.folder
+        if agent.transport.board is not None:
+            agent.transport.board.close()
         console.close()
         if trace is not None:
             trace.align(startup.clock_offset())
-            write_trace(trace, plan.path, comm)
+            console.warn(write_trace(trace, plan.path, startup.gather))
         if folder is not None:
             if ended is None and not training.stopped:
                 summary = runs.summarise(training.rows, task, title, "s")
+                summary["lost"] = recovery.describe()
                 console.warn(folder.summary(summary))
                 print(summary_lines(summary, plan.path), flush=True)
             folder.close()
+            clear(plan.path)  # nobody waits any more
+    if config.on_failure == "shrink":
+        meet(comm, config.timeout or None)
+    else:
+        startup.gather("")  # MPI_Finalize would wait for a stopped rank for ever
     runs.check_end(training, ended, plan.path)
 
 
-def check_world(n: int) -> None:
-    expected = cli.launcher_size()
-    if n == 1 and expected > 1:
-        raise UserError(
-            f"the launcher started {expected} processes but MPI sees a world of 1: mpirun and "
-            "mpi4py belong to different MPIs, or srun needs --mpi=pmi2 or --mpi=pmix"
-        )
+def check_auto(config: TrainOptions, algorithm: runs.Algorithm, topology: runs.Topology) -> None:
+    if config.progress == "none":
+        raise UserError("--tau auto needs messages that move during the gradients: --progress auto")
+    tuning.check(algorithm, topology)
 
 
 @contextlib.contextmanager
-def alone(comm: Any) -> Iterator[None]:
-    """An error that one rank meets by itself ends the job: nobody waits for it in MPI_Finalize."""
-    from .transport.mpi_requests import end_job
+def alone(
+    comm: Any, errors: type[BaseException] = BaseException, survived: bool = False
+) -> Iterator[None]:
+    """An error that one rank meets by itself ends the job: nobody waits for it in MPI_Finalize.
+
+    Where the others can survive it, an unforeseen one ends this rank only.
+    """
+    from .transport.mpi_requests import AFTER_RANK_0_S, end_job, end_rank
 
     try:
         yield
-    except BaseException as error:
+    except errors as error:
         if comm.size == 1:
             raise
         code, shown = getattr(error, "exit_code", None), ""
-        if code is not None:
+        all_may_have_it = not isinstance(error, (NeighbourTimeout, KeyboardInterrupt))
+        if comm.rank and all_may_have_it and not survived:
+            time.sleep(AFTER_RANK_0_S)  # which then ends the job, and one has spoken for all
+        if isinstance(error, NeighbourTimeout):
+            shown = "".join(f"{PROG}: {text}\n" for text in (str(error), error.everybody) if text)
+        elif code is not None:
             shown = f"{PROG}: rank {comm.rank}: {' '.join(str(error).split())}\n"
+        elif survived and isinstance(error, Exception):
+            end_rank(
+                f"{PROG}: rank {comm.rank} failed, the others go on:\n{traceback.format_exc()}"
+            )
         elif not isinstance(error, KeyboardInterrupt):
             shown = f"{PROG}: rank {comm.rank} failed, the job ends:\n{traceback.format_exc()}"
         end_job(comm, shown, code or (130 if isinstance(error, KeyboardInterrupt) else 1))
@@ -169,8 +245,9 @@ def choose_device(wanted: str) -> torch.device:
     if not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     # With one GPU bound to each task it is device 0; where a rank sees all, it takes its own.
+    # Slurm's number comes last: mpirun hands every rank the batch script's, which is 0.
     local = next(
-        (os.environ[k] for k in ("SLURM_LOCALID", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK")
+        (os.environ[k] for k in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
          if k in os.environ), "0",
     )  # fmt: skip
     device = torch.device("cuda", int(local) % torch.cuda.device_count())
@@ -178,20 +255,26 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
-def set_threads(threads: int, ranks_here: int) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    torch.set_num_threads(threads or max(1, (cores or 1) // ranks_here))
+def set_threads(threads: int, sharing: int) -> None:
+    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // sharing))
 
 
-def write_trace(trace: Trace, path: Path, comm: object) -> None:
-    part = path / f".trace.{trace.rank}.json"
-    trace.write(part)
-    comm.Barrier()  # type: ignore[attr-defined]
+def write_trace(trace: Trace, path: Path, gather: Gather) -> str:
+    """One file of all ranks; on rank 0 the problem if there is one, say a full disk."""
+    problem = ""
+    with contextlib.suppress(OSError):  # rank 0 then misses it
+        trace.write(path / f".trace.{trace.rank}.json")
+    n = len(gather("written"))
     if trace.rank == 0:
-        parts = [path / f".trace.{j}.json" for j in range(comm.size)]  # type: ignore[attr-defined]
-        merge(parts, path / "trace.json")
+        parts = [path / f".trace.{j}.json" for j in range(n)]
+        try:
+            merge(parts, path / "trace.json")
+        except (OSError, ValueError) as error:  # a part that is cut short is not JSON
+            why = getattr(error, "strerror", None) or "a rank has not written its part"
+            problem = f"trace.json: {why}"
         for file in parts:
-            file.unlink()
+            file.unlink(missing_ok=True)
+    return problem
 
 
 if __name__ == "__main__":

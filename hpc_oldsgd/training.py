@@ -8,20 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .checkpoint import Checkpoints
 from .config import RunOptions
 from .control import Control
 from .data import Shard, to_device
-from .errors import Diverged, UserError
-from .evaluation import Evaluator, MeanModel
-from .schedule import Runner
+from .errors import Diverged
+from .evaluation import MeanModel
+from .optim import Optimizer
+from .rows import Rows
+from .schedule import Runner, reads_only
 from .signals import Inbox
+from .stored import folder_of
+from .straggler import Drag
 from .tasks import Task, seed_step
-from .transport.base import Pending
-from .window import Window
+from .together import Together
 
 EXPLODED = 1e4  # a batch loss this many times the first one counts as diverged
 EVALUATIONS = 20
@@ -33,7 +35,7 @@ class Worker:
 
     i: int
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     shard: Shard
     loss: float = math.nan
 
@@ -53,66 +55,102 @@ class Training:
         on_step: Callable[[int], None] = lambda t: None,
         say: Callable[[str], None] = lambda text: None,
         signals: Inbox | None = None,
+        drag: Drag | None = None,
     ) -> None:
         self.config, self.task, self.runner = config, task, runner
         self.workers, self.iterations = list(workers), iterations
         self.on_row, self.on_step, self.say = on_row, on_step, say
         self.signals = signals or Inbox()
-        self.control = Control(runner.transport)
+        self.drag = drag
+        late = config.late_policy()
+        # Who may run ahead of a neighbour must not stand waiting for its vote instead.
+        self.control = Control(runner.transport, 1 + late.staleness if late else 1)
         self.checkpoints: Checkpoints | None = None
         self.rows: list[dict[str, Any]] = []
+        self.together: Together | None = None
+        """Takes all gradients in one pass."""
         self.diverged_at: int | None = None  # the iteration
+        self.data_of = runner.transport.n
+        """How many agents the data was dealt to."""
         self.stopped = False
         """A signal ended the run before its time."""
+        self.reached = False
+        """A row met the target, on every rank alike."""
+        self.best: float | None = None
+        """Of all rows so far, the primary number closest to the target or furthest beyond it."""
         self.mean = MeanModel(task, workers[0].model, config.buffers, config.bn == "recalibrate")
-        self.evaluator = self._evaluator(config.eval_samples)
-        rounds = -(-iterations // runner.algorithm.tau)
-        self.eval_every = config.eval_every or max(1, rounds // EVALUATIONS)
+        self.metrics = Rows(
+            config, runner, self.mean, self._models(), self.control.lag, self._write
+        )
+        self.set_tau(runner.algorithm.tau)
         runner.transport.measure_distance = True
         runner.on_round.append(self._boundary)
         self._first_loss = math.nan
-        self._window = self._new_window()
-        self._window_sums: Pending | None = None
-        self._agreed_to_measure = False
         self._resumed_at = -1
-        self._start = runner.transport.now()
+        self._start_saved = False
 
     def run(self) -> list[dict[str, Any]]:
-        """The rows. Raises Diverged, on every rank alike, at a round boundary."""
-        runner = self.runner
+        """The rows. Raises Diverged, on every rank alike, at a round boundary or at the end."""
+        runner, keeper = self.runner, self.checkpoints
+        if runner.t == 0:  # an Agent has left its first boundary before it comes here
+            self._save_start()
         while not runner.finished:
-            for worker in self.workers:
-                self._gradient(worker, runner.t)
-            self._window.steps += 1
+            self.gradients()
             runner.step()
             self.on_step(runner.t)
         if self.diverged_at is not None:
             raise Diverged(self._epitaph())
-        if not self.stopped:
-            if self.config.final_test:
-                self.evaluator = self._evaluator(None)
-            self._start_row()
-            self._finish_row()
-        if self.checkpoints is not None:
-            self.checkpoints.finish()
+        if keeper is not None:  # first: measuring the whole test set may take long
+            with runner.transport.status.doing("checkpointing"):
+                keeper.settle()
             self._pass_on_messages()
+        if not self.stopped:
+            self.metrics.last()
+        if keeper is not None:
+            keeper.finish()
+        runner.transport.status.set("ending")
+        if not self.stopped:
+            self._check_closing(self.rows[-1])
         return self.rows
+
+    def set_tau(self, tau: int) -> None:
+        """For the rounds to come; at a boundary, on all ranks alike."""
+        self.runner.algorithm.tau = tau
+        rounds = -(-self.iterations // tau)
+        self.eval_every = self.config.eval_every or max(1, rounds // EVALUATIONS)
 
     # -- one step ------------------------------------------------------------------------------
 
-    def _gradient(self, worker: Worker, k: int) -> None:
-        """Leaves the gradient of agent i's k-th batch in the model's p.grad."""
+    def gradients(self) -> None:
+        """Of every agent here, at its x and on its next batch."""
+        start = time.perf_counter()
+        self._gradients(self.runner.t)
+        if self.drag is not None:
+            self.drag.after(time.perf_counter() - start)
+        self.metrics.window.steps += 1
+
+    def backward(self, worker: Worker, k: int) -> float:
+        """Leaves the gradient of agent i's k-th batch in the model's p.grad; the loss."""
         device = next(worker.model.parameters()).device
         batch = to_device(worker.shard.batch(k), device)
-        seed_step(self.config.seed, worker.i, k)
+        seed_step(self.config.seed, worker.shard.i, k)
         # Where the schedule reads a flat gradient, p.grad are views of it: kept, they save a copy.
         worker.optimizer.zero_grad(set_to_none=not self.runner.algorithm.reads_gradient)
         loss: Tensor = self.task.loss(worker.model, batch)
         loss.backward()
         if self.task.clip is not None:
             nn.utils.clip_grad_norm_(worker.model.parameters(), self.task.clip)
-        worker.loss = loss.item()
-        self._window.loss[worker.i] += worker.loss
+        return loss.item()
+
+    def _gradients(self, k: int) -> None:
+        together = None if self.together is None else self.together.backward(k)
+        for j, worker in enumerate(self.workers):
+            loss = self.backward(worker, k) if together is None else together[j]
+            self._note(worker, loss)
+
+    def _note(self, worker: Worker, loss: float) -> None:
+        worker.loss = loss
+        self.metrics.window.loss[worker.i] += worker.loss
         if math.isnan(self._first_loss):
             self._first_loss = worker.loss
         if not worker.loss <= EXPLODED * max(self._first_loss, 1.0):  # also true for NaN
@@ -120,48 +158,65 @@ class Training:
 
     # -- round boundaries ----------------------------------------------------------------------
 
+    @reads_only
     def _boundary(self, runner: Runner) -> None:
+        status = runner.transport.status
+        status.round = runner.r
+        status.set("computing")
         if runner.r == 0:
+            self._save_start()
             return
-        self._window.absorb(runner.transport)
+        self.metrics.window.absorb(runner.transport)
         decided = self._vote()
         if "diverged" in decided:
             self._diverged(runner)
             return
-        self._move_row("not_ready" not in decided)
-        ending = runner.t >= self.iterations
+        self.metrics.move("not_ready" not in decided)
+        fresh = runner.r != self._resumed_at  # there it is saved already
+        keeper = self.checkpoints if fresh else None
         due = runner.r % self.eval_every == 0
-        if runner.r != self._resumed_at:  # there it is saved already
-            self.stopped = "stop" in decided and not ending
-            self._checkpoint(decided, last=ending or self.stopped)
-        if due or ending or self.stopped:
-            self._finish_row()  # long here, unless rows follow each other within a few rounds
-        if ending or self.stopped:
+        save = keeper is not None and keeper.wanted(runner.r, decided)
+        stop = fresh and "stop" in decided
+        if due or save or stop:
+            self.metrics.finish()  # long here, unless rows follow each other within a few rounds
+        ending = runner.t >= self.iterations or self.reached
+        # Nobody counts the open votes later, and the last round's losses are among them.
+        if (ending or stop) and "diverged" in self.control.settle():
+            self._diverged(runner)
+            return
+        self.stopped = stop and not ending
+        if ending or stop:
+            self.metrics.finish()
             runner.stop()
-        elif due:
-            self._start_row()
+        if keeper is not None:
+            if save or ending or stop:
+                self._save(keeper)
+            self._pass_on_messages()
+        if due and not (ending or stop):
+            self.metrics.start()
 
     def _vote(self) -> set[str]:
         """What all agents asked for a round ago: the same set on every rank."""
         for what in self.signals.take():
             self.control.wish(what)
-        if not self.evaluator.idle and not self.evaluator.arrived:
+        if self.metrics.on_its_way:
             self.control.wish("not_ready")
         if self.checkpoints is not None:
             self.checkpoints.cast_wishes()
         return self.control.boundary()
 
-    def _checkpoint(self, decided: set[str], last: bool) -> None:
+    def _save(self, keeper: Checkpoints) -> None:
         """Before this boundary's row starts: a resumed run takes up right here."""
-        keeper, runner = self.checkpoints, self.runner
-        if keeper is None:
-            return
-        if keeper.wanted(runner.r, decided, last):
-            self._finish_row()  # belongs to the rounds before
-            start = time.perf_counter()
+        runner, start = self.runner, time.perf_counter()
+        with runner.transport.status.doing("checkpointing"):
             keeper.save(runner.r, runner.t, self.state_dict())
-            self._window.pause(time.perf_counter() - start)
-        self._pass_on_messages()
+        self.metrics.window.pause(time.perf_counter() - start)
+
+    def _save_start(self) -> None:
+        """Whatever happens in the first rounds, there is something to go on from."""
+        if self.checkpoints is not None and not self._start_saved and self._resumed_at != 0:
+            self._start_saved = True
+            self._save(self.checkpoints)
 
     def _pass_on_messages(self) -> None:
         assert self.checkpoints is not None
@@ -170,80 +225,67 @@ class Training:
 
     def _diverged(self, runner: Runner) -> None:
         self.diverged_at = runner.t
-        self._finish_row()
+        self.metrics.finish()
         if self.checkpoints is not None:
             self.checkpoints.diverged(runner.r)
             self._pass_on_messages()
         runner.stop()
 
     def _epitaph(self) -> str:
-        last = None if self.checkpoints is None else self.checkpoints.last
         return (
             f"the loss is not finite or exploded near iteration {self.diverged_at}: a smaller "
-            "--alpha or more mixing may help; "
-            + (
-                f"the last good checkpoint is {last}"
-                if last
-                else "there is no checkpoint before it"
-            )
+            f"--alpha or more mixing may help; {self._last_checkpoint()}"
         )
 
-    # -- rows of metrics -----------------------------------------------------------------------
+    def _last_checkpoint(self) -> str:
+        last = None if self.checkpoints is None else self.checkpoints.last
+        if last is None:
+            return "there is no checkpoint before it"
+        of_now = last.name == folder_of(last, self.runner.r).name
+        return f"the last {'' if of_now else 'good '}checkpoint is {last}"
 
-    def _start_row(self) -> None:
-        self.evaluator.start()
-        self._window_sums = self._window.sums(self.runner.transport, len(self.workers))
-        self._window = self._new_window()
-        self._agreed_to_measure = False
-
-    def _move_row(self, all_ready: bool) -> None:
-        """One step of the row under way: measure when all have the mean, then write."""
-        row = self.evaluator.row
-        if row is None:
+    def _check_closing(self, row: dict[str, Any]) -> None:
+        """No gradient is taken at the last models: only this row tells what they are worth."""
+        loss = row["train_loss"]
+        if loss <= EXPLODED * max(1.0, row["batch_loss"]) and loss < math.inf:
             return
-        if row.sums is not None:
-            self._write_row()
-        elif all_ready and self._agreed_to_measure:
-            self._measure()
-        # The vote counted at this boundary was cast at the last one, where the row may be new.
-        self._agreed_to_measure = True
+        if self.checkpoints is not None:
+            self.checkpoints.reject(row["round"])
+        raise Diverged(
+            f"the mean model's loss is {loss:g} after the last iteration, {row['iteration']}: a "
+            f"smaller --alpha or more mixing may help; {self._last_checkpoint()}"
+        )
 
-    def _finish_row(self) -> None:
-        row = self.evaluator.row
-        if row is not None:
-            if row.sums is None:
-                self._measure()
-            self._write_row()
-
-    def _measure(self) -> None:
-        start = time.perf_counter()
-        self.evaluator.measure()
-        self._window.pause(time.perf_counter() - start)
-
-    def _write_row(self) -> None:
-        assert self._window_sums is not None
-        row = self.evaluator.finish()
-        row.update(self._window.numbers(self._window_sums.result(), self.task.batch))
-        row["time"] -= self._start
-        row["eval_s"] = self.evaluator.seconds
+    def _write(self, row: dict[str, Any]) -> None:
+        name, direction = self.task.primary
+        self.best = better(self.best, row.get(name), direction)
+        self.reached = met(self.config.target, self.best, direction)
         self.rows.append(row)
         self.on_row(row)
+
+    # -- after the loss of an agent ------------------------------------------------------------
+
+    def regroup(self, i: int) -> None:
+        """This process's agent is number i of fewer; whatever the dead had a part in is dropped."""
+        self.workers[0].i = i
+        self.control.drop()
+        self._resumed_at, self._start_saved = -1, False
+        self.metrics.regroup(self._models())
 
     # -- checkpoints ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """This process's part of the run at a boundary, before the boundary's own row."""
-        assert self.evaluator.idle
         transport = self.runner.transport
         return {
             "runner": self.runner.state_dict(),
             "models": [self._outside(worker) for worker in self.workers],
             "frozen": self._frozen(),
-            "window": self._window.state_dict(),
             "distance": transport.distance,
             "first_loss": self._first_loss,
-            "elapsed": transport.now() - self._start,
-            "eval_s": self.evaluator.seconds,
+            "tau": self.runner.algorithm.tau,
+            "best": self.best,
+            **self.metrics.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any], save: bool = False) -> None:
@@ -251,23 +293,19 @@ class Training:
         transport, runner = self.runner.transport, self.runner
         transport.drain()
         transport.records.clear()  # what was posted before belongs to no run
-        for name, tensor in self._frozen().items():
-            if not torch.equal(tensor.cpu(), state["frozen"][name]):
-                raise UserError(
-                    f"the frozen {name} is not the checkpoint's: another pretrained model?"
-                )
         for worker, tensors in zip(self.workers, state["models"], strict=True):
             own = self._outside(worker)
             for name, tensor in tensors.items():
                 own[name].copy_(tensor)
-        self._window = self._new_window()
-        self._window.load_state_dict(state["window"])
+        self.metrics.load_state_dict(state)
         transport.distance = state["distance"]
         self._first_loss = state["first_loss"]
-        self.evaluator.seconds = state["eval_s"]
+        self.set_tau(state.get("tau", runner.algorithm.tau))
+        self.best = state.get("best")
+        self.reached = met(self.config.target, self.best, self.task.primary[1])
         self._resumed_at = -1 if save else int(state["runner"]["r"])
         runner.load_state_dict(state["runner"])
-        self._start = transport.now() - state["elapsed"]
+        self.metrics.begun = transport.now() - state["elapsed"]
 
     def _outside(self, worker: Worker) -> dict[str, Tensor]:
         """Buffers that are not in x: counters, and BatchNorm's when they are local."""
@@ -280,14 +318,16 @@ class Training:
         frozen = [(k, p) for k, p in first.model.named_parameters() if not p.requires_grad]
         return dict(frozen) if first.i == 0 else {}
 
-    # -- helpers -------------------------------------------------------------------------------
+    def _models(self) -> dict[int, nn.Module]:
+        return {worker.i: worker.model for worker in self.workers}
 
-    def _new_window(self) -> Window:
-        self.runner.transport.records.clear()
-        return Window.empty(self.runner.transport.n)
 
-    def _evaluator(self, test_samples: int | None) -> Evaluator:
-        models = {worker.i: worker.model for worker in self.workers}
-        made = Evaluator(self.runner, self.mean, models, self.config.eval_samples, test_samples)
-        made.seconds = self.evaluator.seconds if hasattr(self, "evaluator") else 0.0
-        return made
+def better(a: float | None, b: float | None, direction: str) -> float | None:
+    known = [v for v in (a, b) if v is not None and not math.isnan(v)]
+    return (max if direction == "max" else min)(known, default=None)
+
+
+def met(target: float | None, best: float | None, direction: str) -> bool:
+    if target is None or best is None:
+        return False
+    return best >= target if direction == "max" else best <= target

@@ -11,9 +11,11 @@ import torch
 from numpy.typing import NDArray
 
 from . import topology as topologies
+from .agent import wire_type
 from .algorithms import Algorithm, get
 from .clock import Clock, Times
 from .errors import UserError
+from .late import Late
 from .schedule import Runner
 from .swarm import Plain
 from .topology import Topology
@@ -45,14 +47,16 @@ def trajectory(
     rounds: int,
     c: float | Times = 1.0,
     *,
-    wire: torch.dtype | None = None,
+    wire: torch.dtype | str | None = None,
     batched: bool = False,
+    late: Late | None = None,
     **clock_options: Any,
 ) -> Trajectory:
     """Run `rounds` rounds of an algorithm on n agents, x0 being (n, d), float32 or float64.
 
     `grad(i, x, k)` returns agent i's gradient at x for its k-th draw, k = 0, 1, ...; with
     `batched`, `grad(X, k)` returns all of them as (n, d). x is a view: do not change it.
+    `late` leaves out edges whose messages are late (hpc_oldsgd.late).
     `clock_options` (speed, jitter, degree_aware, seed) are those of Clock.
     """
     x0 = np.asarray(x0)
@@ -62,16 +66,18 @@ def trajectory(
         )
     if not np.isfinite(x0).all():
         raise UserError("x0 holds values that are not finite")
-    if rounds < 0:
-        raise UserError(f"rounds must be at least 0, not {rounds}")
-    n = x0.shape[0]
+    if int(rounds) != rounds or rounds < 0:
+        raise UserError(f"rounds must be a whole number of at least 0, not {rounds}")
+    if not np.isfinite(alpha):
+        raise UserError(f"alpha must be finite, not {alpha:g}")
+    n, rounds = x0.shape[0], int(rounds)
     algorithm = get(algorithm)() if isinstance(algorithm, str) else algorithm
     topology = topologies.from_name(topology, n) if isinstance(topology, str) else topology
     if topology.n != n:
         raise UserError(f"x0 has {n} rows, the topology {topology.n} agents")
     clock = Clock(n, c, **clock_options)
-    transport = StackedTransport(topology, clock, wire)
     X = torch.from_numpy(x0.copy())
+    transport = StackedTransport(topology, clock, wire_type(wire, X.dtype), late)
     runner = Plain(X, algorithm, transport, alpha)
     result = Trajectory(
         np.empty((rounds + 1, *x0.shape), x0.dtype), np.zeros(rounds + 1), np.zeros(rounds + 1)

@@ -22,6 +22,7 @@ class Window:
     exposed: float = 0.0
     transfer: float = 0.0
     flights: int = 0
+    left_out: float = 0.0
     start: float = field(default_factory=lambda: time.perf_counter())
 
     @classmethod
@@ -35,6 +36,7 @@ class Window:
             self.exposed += record.exposed
             self.transfer += record.transfer
             self.flights += 1
+            self.left_out += record.left_out
 
     def pause(self, seconds: float) -> None:
         self.seconds -= seconds
@@ -45,7 +47,7 @@ class Window:
         distance = transport.distance
         apart = 0.0 if distance is None else float(torch.as_tensor(distance).sum()) / transport.n
         seconds = self.seconds + time.perf_counter() - self.start
-        tail = [self.exposed, self.transfer, self.flights, seconds, self.steps]
+        tail = [self.exposed, self.transfer, self.flights, self.left_out, seconds, self.steps]
         values = np.array([*self.loss, apart, *(own * value for value in tail)])
         return transport.reduce(values, "sum")
 
@@ -53,7 +55,7 @@ class Window:
         """The columns of a row; n is the number of losses."""
         n = len(self.loss)
         losses = sums[:n].tolist()
-        apart, exposed, transfer, flights, seconds, steps = sums[n:].tolist()
+        apart, exposed, transfer, flights, left_out, seconds, steps = sums[n:].tolist()
         per_step, per_flight = max(steps, 1.0), max(flights, 1.0)
         return {
             "batch_loss": float(np.mean(losses)) / per_step,
@@ -64,6 +66,7 @@ class Window:
             "transfer": transfer / per_flight,
             "exposed": exposed / per_flight,
             "hidden": hidden(exposed, transfer) if n > 1 else None,
+            "left_out": left_out / per_flight,
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -22,7 +22,8 @@ class Algorithm:
     """Base of all: its dataclass fields are its options, those marked `state()` its state."""
 
     tau: int = 5
-    """Local steps between two mixings."""
+    """Local steps between two mixings; auto for the smallest that hides the messages, auto:2-40
+    within bounds."""
 
     name: ClassVar[str] = ""
     reads_gradient: ClassVar[bool] = True

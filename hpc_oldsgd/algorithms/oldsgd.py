@@ -59,9 +59,10 @@ class OLDSGD(Algorithm):
         self.init(acc=agent.zeros())
         for _ in agent.rounds():
             flight = agent.exchange(agent.x)
-            alpha = agent.alpha
-            for _ in range(self.tau):
+            alpha = 0.0
+            for k in range(self.tau):
                 g = yield
+                alpha = alpha if k else agent.alpha  # a scheduler may step between two rounds
                 require(
                     agent.alpha == alpha,
                     'the step size changed inside a round: use form="delta" with schedulers',

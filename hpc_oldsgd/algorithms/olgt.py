@@ -30,29 +30,28 @@ class OLGT(LUGT):
 
     def schedule(self, agent: Runner) -> Schedule:
         self.init(y=agent.zeros(), g_old=agent.zeros())
-        return self._one_step(agent) if self.tau == 1 else self._local_steps(agent)
+        for _ in agent.rounds():
+            yield from self._one_step(agent) if self.tau == 1 else self._local_steps(agent)
 
     def _local_steps(self, agent: Runner) -> Schedule:
-        for _ in agent.rounds():
-            x_flight = agent.exchange(agent.x)
-            for k in range(self.tau):
-                g = yield
-                self.y.add_(g - self.g_old)
-                self.g_old.copy_(g)
-                if k == 0:
-                    y_flight = agent.exchange(self.y)
-                agent.descend(self.y * self.eta)
-            x_flight.mix_into(agent.x)
-            y_flight.mix_into(self.y)  # the gradient at the mixed x opens the next round
-
-    def _one_step(self, agent: Runner) -> Schedule:
-        """After its only gradient a round has none left for y to hide under: the next one has."""
-        for _ in agent.rounds():
-            y_flight = agent.exchange(self.y)
-            x_flight = agent.exchange(agent.x)
+        x_flight = agent.exchange(agent.x)
+        for k in range(self.tau):
             g = yield
             self.y.add_(g - self.g_old)
             self.g_old.copy_(g)
-            y_flight.mix_into(self.y)
+            if k == 0:
+                y_flight = agent.exchange(self.y)
             agent.descend(self.y * self.eta)
-            x_flight.mix_into(agent.x)
+        x_flight.mix_into(agent.x)
+        y_flight.mix_into(self.y)  # the gradient at the mixed x opens the next round
+
+    def _one_step(self, agent: Runner) -> Schedule:
+        """After its only gradient a round has none left for y to hide under: the next one has."""
+        y_flight = agent.exchange(self.y)
+        x_flight = agent.exchange(agent.x)
+        g = yield
+        self.y.add_(g - self.g_old)
+        self.g_old.copy_(g)
+        y_flight.mix_into(self.y)
+        agent.descend(self.y * self.eta)
+        x_flight.mix_into(agent.x)

@@ -46,15 +46,17 @@ class OverlapLocalSGD(Algorithm):
         require(0 <= self.gamma < 1, f"gamma must be at least 0 and below 1, not {self.gamma}")
 
     def schedule(self, agent: Runner) -> Schedule:
+        first = not hasattr(self, "z")
         self.init(z=agent.zeros(), v=agent.zeros())
-        for r in agent.rounds():
+        for _ in agent.rounds():
             average = agent.all_reduce(agent.x)
             for _ in range(self.tau):
                 g = yield
                 agent.descend(g)
             mean = average.mean(agent.zeros())
-            if r == 0:
+            if first:
                 self.z.copy_(mean)
+                first = False
             self.v.mul_(self.gamma)
             self.v.add_(mean.sub_(self.z))
             self.z.add_(self.v)

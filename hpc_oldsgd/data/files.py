@@ -27,16 +27,24 @@ def data_dir(given: Path | str | None, what: str) -> Path:
     return Path(folder).expanduser()
 
 
-def cache_dir(data: Path) -> Path:
-    """A folder beside the data if it can be written to, else the user's cache."""
+def cache_places(data: Path) -> tuple[Path, Path]:
+    """Where something made from the data is looked for: beside it, and in the user's cache."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    for folder in (data / "hpc_oldsgd-cache", home / "hpc_oldsgd"):
+    return data / "hpc_oldsgd-cache", home / "hpc_oldsgd"
+
+
+def cache_dirs(data: Path) -> list[Path]:
+    """Those of them that can be written to, if there is room."""
+    places, found = cache_places(data), []
+    for folder in places:
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK):
-                return folder
+                found.append(folder)
+    if found:
+        return found
     raise UserError(
-        f"tokens are cached in {data} or {home}, and neither can be written to: "
+        f"tokens are cached in {data} or {places[1].parent}, and neither can be written to: "
         "make one writable or set XDG_CACHE_HOME"
     )
 

@@ -78,6 +78,15 @@ class Shard:
     collate: Collate
     _orders: dict[int, Ints] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        for rows in self.rows:
+            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
+                bad = ~np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
+                raise UserError(
+                    f"training sample {self.indices[int(bad.argmax())]} holds NaN or infinity: "
+                    "clean the data first"
+                )
+
     def __len__(self) -> int:
         return len(self.indices)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from .files import cache_dir, lock, sha256, write_atomically
+from .files import cache_dirs, cache_places, lock, sha256, write_atomically
 from .partition import Ints
 from .shard import Rows
 from .text import encode, load_tokenizer
 
 VERSION = b"1"
+Stored = tuple[npt.NDArray[Any], Ints, int]
+"""Ids, where articles start, vocabulary."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +43,8 @@ class Tokens:
     articles: Ints
     vocab: int
     seq: int
+    key: str = ""
+    """Of the text and the tokenizer."""
 
     def __post_init__(self) -> None:
         if self.seq < 1 or len(self.ids) <= self.seq:
@@ -54,22 +59,46 @@ class Tokens:
         return (self.ids[indices[:, None] * self.seq + np.arange(self.seq + 1)],)
 
 
-def tokens(text: Path, tokenizer: tuple[Path, ...], seq: int, cache: Path | None = None) -> Tokens:
-    """The tokens of a text file, from the cache beside it or made by the first process to come."""
+def tokens(
+    text: Path,
+    tokenizer: tuple[Path, ...],
+    seq: int,
+    cache: Path | None = None,
+    data: Path | None = None,
+) -> Tokens:
+    """The tokens of a text file, from a cache or made by the first process to come.
+
+    The cache is the folder given, or one beside `data` or of the user's. One that cannot be
+    written to serves as well if the tokens are in it.
+    """
     content = text.read_bytes()
     key = sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
-    folder = cache or cache_dir(text.parent)
-    stem = folder / f"{text.stem}-{key}"
-    found = _read(stem)
+    name, data = f"{text.stem}-{key}", data or text.parent
+    places = (cache,) if cache is not None else cache_places(data)
+    found = next((read for place in places if (read := _read(place / name))), None)
     if found is None:
-        with lock(folder / f".{stem.name}.lock"):
-            found = _read(stem)  # the process before us may have made it
-            if found is None:
-                _write(stem, content, tokenizer)
-                found = _read(stem)
-    if found is None:
-        raise UserError(f"the token cache {stem}.npy cannot be read back: delete {folder}")
-    return Tokens(*found, seq)
+        found = _make(name, content, tokenizer, [cache] if cache else cache_dirs(data))
+    return Tokens(*found, seq, key)
+
+
+def _make(name: str, content: bytes, files: tuple[Path, ...], folders: Sequence[Path]) -> Stored:
+    """In the first folder that has room, by one process while the others wait."""
+    full: list[str] = []
+    for stem in (folder / name for folder in folders):
+        try:
+            with lock(stem.with_name(f".{name}.lock")):
+                if _read(stem) is None:  # the process before us may have made it
+                    _write(stem, content, files)
+        except OSError as error:
+            full.append(f"{stem}.npy: {error.strerror}")
+            continue
+        if found := _read(stem):
+            return found
+        raise UserError(f"the token cache {stem}.npy cannot be read back: delete {stem.parent}")
+    raise UserError(
+        f"the token cache cannot be written ({'; '.join(full)}): make room, or set XDG_CACHE_HOME "
+        "to a disk that has some"
+    )
 
 
 def _write(stem: Path, content: bytes, files: tuple[Path, ...]) -> None:
@@ -88,9 +117,11 @@ def _write(stem: Path, content: bytes, files: tuple[Path, ...]) -> None:
     write_atomically(stem.with_suffix(".json"), json.dumps(meta).encode())
 
 
-def _read(stem: Path) -> tuple[npt.NDArray[Any], Ints, int] | None:
+def _read(stem: Path) -> Stored | None:
     """None if there is no whole cache under this name."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(
+        OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
+    ):
         array = stem.with_suffix(".npy")
         meta = json.loads(stem.with_suffix(".json").read_bytes())
         if meta["sha256"] == _checksum(array.read_bytes(), meta):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -53,7 +54,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    runs = folders.read(options.runs)
+    runs = folders.read(with_runs(options.runs))
     labels.tell_apart(runs)
     for run in runs:
         if not run.rows:
@@ -71,6 +72,16 @@ def main(options: Options) -> None:
         written += timeline.save(timelines, out / "timeline", options.format)
     for path in written:
         print(path)
+
+
+def with_runs(paths: Sequence[Path]) -> Sequence[Path]:
+    """Of what runs/* comes to, the folders that hold a run; one that is named alone must."""
+    others = [p for p in paths if p.exists() and not (p / "metrics.jsonl").is_file()]
+    if len(others) == len(paths):
+        return paths
+    for path in others:
+        print(f"{PROG}: {path} holds no run")
+    return [path for path in paths if path not in others]
 
 
 def draw_curves(runs: list[Run], options: Options, out: Path) -> list[Path]:
@@ -94,7 +105,15 @@ def read_timelines(runs: list[Run], options: Options) -> list[timeline.Timeline]
     without = dict.fromkeys(str(run.path) for run in runs if run.trace is None)
     if without:
         print(f"{PROG}: no timeline of {', '.join(without)}: train with --trace writes one")
-    return [timeline.read(run, options.window(), options.ranks) for run in traced]
+    found = []
+    for run in traced:
+        try:
+            found.append(timeline.read(run, options.window(), options.ranks))
+        except timeline.TooShort as error:  # as of a run resumed at its end: its curves are there
+            if options.rounds or options.ranks:
+                raise
+            print(f"{PROG}: no timeline: {error}")
+    return found
 
 
 if __name__ == "__main__":

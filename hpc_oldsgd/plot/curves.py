@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,8 +16,10 @@ from .folders import Run
 
 X = Literal["iteration", "time"]
 LEGEND_ROW = 0.17  # inches
+PANEL_LETTERS = 40  # in the smallest type across one panel
 MARKED = 30  # up to as many rows, each shows as a dot
 CROWD = 8  # more runs than this want thin lines and room
+FAR_UP, FAR_DOWN = 1e2, 1e-6  # a run this far from most would leave them one flat line
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,8 @@ def x_axis(runs: Sequence[Run], x: X) -> tuple[float, str]:
         return 1.0, "iteration (gradients per agent)"
     if runs[0].clock == "simulated":
         return 1.0, "simulated time (1 = one gradient)"
-    longest = max((row["time"] for run in runs for row in run.rows), default=0.0)
+    times = [time for run in runs for time in run.values("time")]
+    longest = max((time for time in times if time == time), default=0.0)
     units = ((300, 1, "s"), (3 * 3600, 60, "min"), (math.inf, 3600, "h"))
     seconds, unit = next((seconds, unit) for limit, seconds, unit in units if longest <= limit)
     return seconds, f"wall time ({unit})"
@@ -84,7 +88,8 @@ def x_axis(runs: Sequence[Run], x: X) -> tuple[float, str]:
 def draw(axis: Any, panel: Panel, runs: Sequence[Run], x: X, scale: float, smooth: bool) -> None:
     columns = {id(run): run.values(panel.key, panel.factor) for run in runs if run.has(panel.key)}
     # Agents that start from one model are at distance 0, which has no logarithm.
-    positive = [v for values in columns.values() for v in values if v > 0]
+    near, above, below = in_view({k: [v for v in c if v > 0] for k, c in columns.items()})
+    positive = [v for k in near for v in columns[k] if v > 0]
     log = bool(positive) and (panel.key == "consensus" or wide(positive, panel))
     for run in runs:
         values = columns.get(id(run), [])
@@ -102,9 +107,34 @@ def draw(axis: Any, panel: Panel, runs: Sequence[Run], x: X, scale: float, smoot
     if log:
         axis.set_yscale("log")
         plain_ticks(axis, positive)
+        if above or below:
+            axis.set_ylim(min(positive) / 2, max(positive) * 2)
+        names = {id(run): run.label for run in runs}
+        edges = (
+            (above, "\N{UPWARDS ARROW}", 0.98, "top"),
+            (below, "\N{DOWNWARDS ARROW}", 0.02, "bottom"),
+        )
+        for out, arrow, y, side in edges:
+            told = f"{arrow} {', '.join(names[k] for k in out)}" if out else ""
+            told = textwrap.fill(told, PANEL_LETTERS, max_lines=3, placeholder=" ...")
+            text = axis.text(
+                0.98, y, told, transform=axis.transAxes, ha="right", va=side, fontsize=6
+            )
+            text.set_in_layout(False)  # a long label takes no room from the curves
     axis.set_title(panel.title)
     axis.set_xlim(left=0)
     axis.grid(True)
+
+
+def in_view(columns: Mapping[int, Sequence[float]]) -> tuple[list[int], list[int], list[int]]:
+    """Which runs set the scale, and which leave it: upwards where they diverge, or to rounding."""
+    full = {k: values for k, values in columns.items() if values}
+    if len(full) < 4:
+        return list(full), [], []
+    top, bottom = (float(np.median([f(v) for v in full.values()])) for f in (max, min))
+    above = [k for k, v in full.items() if not max(v) <= FAR_UP * top]
+    below = [k for k, v in full.items() if min(v) < FAR_DOWN * bottom and k not in above]
+    return [k for k in full if k not in above + below], above, below
 
 
 def wide(values: Sequence[float], panel: Panel) -> bool:

@@ -33,11 +33,8 @@ class Run:
 
     def values(self, key: str, factor: float = 1.0) -> list[float]:
         """A column; what a row does not have, or is not finite, is a gap."""
-        column = (row.get(key) for row in self.rows)
-        return [
-            float(v) * factor if isinstance(v, (int, float)) and math.isfinite(v) else math.nan
-            for v in column
-        ]
+        column: list[Any] = [row.get(key) for row in self.rows]
+        return [float(v) * factor if finite(v) else math.nan for v in column]
 
     def has(self, key: str) -> bool:
         return any(row.get(key) is not None for row in self.rows)
@@ -52,17 +49,19 @@ def read(paths: Sequence[Path]) -> list[Run]:
 def read_one(path: Path) -> list[Run]:
     """One run, or one for each algorithm of `simulate --algorithm all`."""
     if not path.is_dir():
-        raise UserError(f"{path} is not a folder." if path.exists() else f"There is no {path}.")
+        raise UserError(
+            f"{path} is not a folder." if path.exists() else f"There is no folder {path}."
+        )
     if not (path / "metrics.jsonl").is_file():
         inside = sorted(p.parent.name for p in path.glob("*/metrics.jsonl"))
         hint = f"; there are runs inside it, as {path / inside[0]}" if inside else ""
         raise UserError(f"{path} holds no run: there is no metrics.jsonl in it{hint}.")
     rows = read_rows(path / "metrics.jsonl")
-    if rows and "algorithm" in rows[0]:
-        names = dict.fromkeys(row["algorithm"] for row in rows)
+    if rows and isinstance(rows[0].get("algorithm"), str):
+        names = dict.fromkeys(str(row.get("algorithm")) for row in rows)
         return [
             Run(
-                path, [row for row in rows if row["algorithm"] == name], "simulated",
+                path, [row for row in rows if row.get("algorithm") == name], "simulated",
                 {"algorithm": {"name": name}},
             )
             for name in names
@@ -72,7 +71,9 @@ def read_one(path: Path) -> list[Run]:
     ended = (path / "summary.json").is_file()
     summary = read_object(path / "summary.json") if ended else {}
     # The virtual clock's option c belongs to simulate alone.
-    unit = summary.get("time_unit", "units" if "c" in config.get("options", {}) else "s")
+    options = config.get("options")
+    simulated = isinstance(options, dict) and "c" in options
+    unit = summary.get("time_unit", "units" if simulated else "s")
     clock: Clock = "wall" if unit == "s" else "simulated"
     return [Run(path, in_order(rows), clock, config, ended=ended)]
 
@@ -88,12 +89,20 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             if not isinstance(row, dict) or not isinstance(row.get("iteration"), (int, float)):
                 raise ValueError
-        except ValueError:
+        except (ValueError, RecursionError):
             if number == len(lines):  # no newline after it
                 break
             raise UserError(f"{path}, line {number}, is not a row of metrics.") from None
-        rows.append(row)
+        if finite(row["iteration"]):
+            rows.append(row)
     return rows
+
+
+def finite(value: Any) -> bool:
+    try:
+        return isinstance(value, (int, float)) and math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,7 +118,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): the file is damaged.") from None
     if not isinstance(content, dict):
         raise UserError(f"{path} is not a JSON object: the file is damaged.")

@@ -12,10 +12,13 @@ SYMBOLS = {"tau": "τ", "alpha": "α", "agents": "n", "name": ""}
 TITLE = ("task", "algorithm", "topology", "agents", "tau", "c", "alpha", "partition")
 # Told only when nothing else tells two runs apart.
 MINOR = (
-    "iterations", "eval_every", "eval_samples", "progress", "staging", "threads", "device",
-    "native", "timeout", "machine", "commit",
+    "iterations", "target", "eval_every", "eval_samples", "final_test", "progress", "staging",
+    "threads", "gradients", "device", "native", "timeout", "machine", "commit", "data_dir",
 )  # fmt: skip
-NEVER = ("out", "overwrite", "tensorboard", "trace", "lambda_2", "p", "changed")
+NEVER = (
+    "out", "overwrite", "tensorboard", "trace", "lambda_2", "p", "changed", "download", "resume",
+    "checkpoint_every", "checkpoint_seconds", "keep", "on_signal",
+)  # fmt: skip
 
 
 def tell_apart(runs: Sequence[Run]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from hpc_oldsgd.errors import UserError
 
 from . import style
-from .folders import Run, read_object
+from .folders import Run, finite, read_object
 
 THREAD = ("compute", "wait", "mix", "evaluate", "checkpoint")
 FLYING = ("flight", "reduce")
@@ -39,6 +39,10 @@ ROUNDS = 3
 RANKS = 4  # as many are shown unless asked
 LANES = 10  # thread ids of a track, as trace.py gives them
 LANE_IN, GAP_IN = 0.17, 0.1  # inches
+
+
+class TooShort(UserError):
+    """There is a trace, and nothing in it to draw."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ def read(run: Run, rounds: tuple[int, int] | None, ranks: Sequence[int]) -> Time
     starts = {rank: round_starts([s for s in spans if s.rank == rank]) for rank in chosen}
     complete = sorted(set.intersection(*(set(begun) for begun in starts.values())))
     if len(complete) < 2:
-        raise UserError(f"{run.trace} has no whole round: the run was too short.")
+        raise TooShort(f"{run.trace} has no whole round: the run was too short.")
     if rounds is None:
         rounds = representative(complete, starts, spans)
     elif not {*rounds} <= {*complete}:
@@ -102,20 +106,27 @@ def read(run: Run, rounds: tuple[int, int] | None, ranks: Sequence[int]) -> Time
 
 def read_spans(path: Path) -> list[Span]:
     try:
+        events = [event for event in read_object(path)["traceEvents"] if event["ph"] == "X"]
         spans = [
             Span(
                 int(event["pid"]), str(event["cat"]), int(event["tid"]) % LANES,
                 event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3, event["args"].get("round"),
             )
-            for event in read_object(path)["traceEvents"] if event["ph"] == "X"
+            for event in events if drawable(event)
         ]  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{path} is not a trace of this program: the file is damaged.") from None
     if not spans:
-        raise UserError(f"{path} has no spans: the run was too short.")
+        raise TooShort(f"{path} has no spans: the run was too short.")
     return spans
+
+
+def drawable(event: dict[str, Any]) -> bool:
+    """It has a place in time, and its round, if any, is a number."""
+    r = event["args"].get("round")
+    return finite(event["ts"]) and finite(event["dur"]) and (r is None or isinstance(r, int))
 
 
 def round_starts(spans: Sequence[Span]) -> dict[int, float]:

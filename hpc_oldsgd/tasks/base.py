@@ -91,7 +91,7 @@ class Task(ABC):
         return F.cross_entropy(model(x), y)
 
     def measure(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        """The numbers of a model in eval mode over batches that are on its device."""
+        """The numbers of a model in eval mode over batches on its device, "loss" among them."""
         total, right, count = 0.0, 0, 0
         for x, y in batches:
             logits = model(x)
@@ -99,6 +99,13 @@ class Task(ABC):
             right += int((logits.argmax(1) == y).sum())
             count += len(y)
         return {"loss": total / count, "accuracy": right / count}
+
+    def fingerprint(self) -> str:
+        """What tells this training data from other data; a run goes on only with the same.
+
+        Nothing, the default, where files cannot be others or nobody needs to be warned.
+        """
+        return ""
 
     # For the trainer, the simulator and the metrics -------------------------------------------
 
@@ -156,6 +163,8 @@ class Task(ABC):
                 raise UserError(f"a sample needs at least 1 element, not {size}")
             source = self._source(split)
             indices = np.arange(len(source.labels))
+            if not len(indices):
+                raise UserError(f"the {split} set of {type(self).__name__} is empty")
             if size is not None and size < len(indices):
                 indices = np.sort(generator(Use.SAMPLE, 0).permutation(indices)[:size])
             kept[split] = size, Samples(source.rows(indices), self.collate)

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from .. import models
 from ..data import Batch
-from ..data.files import cache_dir
 from ..data.shard import Rows
 from ..data.text import find_tokenizer, find_wikitext
 from ..data.tokens import Tokens, tokens
@@ -75,7 +74,11 @@ class WikiText2GPT2(OnDisk):
         text = find_wikitext(self.root)[split]
         folders = [self.root / "gpt2-bpe", self.root / "gpt2", self.root]
         vocabulary = find_tokenizer(self.tokenizer, *folders)
-        return tokens(text, vocabulary, self.seq, cache_dir(self.root))
+        return tokens(text, vocabulary, self.seq, data=self.root)
+
+    def fingerprint(self) -> str:
+        """The text's and the vocabulary's."""
+        return self._tokens("train").key
 
     def _tokens(self, split: Split) -> Tokens:
         source = self._source(split)

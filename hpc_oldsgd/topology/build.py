@@ -169,6 +169,8 @@ def _checked(W: Floats, name: str) -> Round:
         raise UserError(f"The {name} must be finite, and {first(bad)}.")
     if (bad := W < 0).any():
         raise UserError(f"The {name} must not be negative, and {first(bad)}.")
+    if (bad := W > 1 + TOLERANCE).any():
+        raise UserError(f"The {name} is not doubly stochastic: {first(bad)}, over 1.")
     if (bad := abs(W - W.T) > TOLERANCE).any():
         i, j = (int(k) for k in np.argwhere(bad)[0])
         raise UserError(
@@ -182,8 +184,11 @@ def _checked(W: Floats, name: str) -> Round:
             f"The {name} is not doubly stochastic: row {i} sums to {sums[i]:.6g}, not 1."
         )
     W = (W + W.T) / 2
-    excess = W.sum(axis=1) - 1
-    own = np.where(abs(excess) > 1e-12, np.maximum(W.diagonal() - excess, 0), W.diagonal())
+    own = W.diagonal().copy()
+    np.fill_diagonal(W, 0.0)
+    W /= max(1.0, W.sum(axis=1).max())  # nobody may give away more than there is
+    excess = W.sum(axis=1) + own - 1
+    own = np.where(abs(excess) > 1e-12, np.maximum(own - excess, 0), own)
     rows, cols = np.nonzero(np.triu(W, 1))
     return Round.from_edges(len(W), np.stack([rows, cols], axis=1), W[rows, cols], own)
 
@@ -191,20 +196,18 @@ def _checked(W: Floats, name: str) -> Round:
 def _read(path: Path) -> Floats:
     try:
         if path.suffix == ".npy":
-            array = np.load(path, allow_pickle=False)
-            if (
-                not isinstance(array, np.ndarray)
-                or array.dtype.kind not in "biuf"
-                or array.ndim != 2
-            ):
+            with path.open("rb") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+            if array.dtype.kind not in "biuf" or array.ndim != 2:
                 raise UserError(f"{path} does not hold a matrix of real numbers.")
-            return array.astype(np.float64)
+            with np.errstate(all="ignore"):  # what does not fit becomes infinite, and is refused
+                return array.astype(np.float64)
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
     except UserError:
         raise
-    except (ValueError, EOFError):
+    except Exception:  # numpy's reader fails in many ways on a damaged header
         what = "an intact .npy file" if path.suffix == ".npy" else "a text file"
         raise UserError(f"{path} is not {what} of numbers.") from None
     rows: list[list[float]] = []
@@ -229,6 +232,8 @@ def _read(path: Path) -> Floats:
 
 
 def _from_edge_rows(path: Path, rows: Floats, n: int | None, weights: str) -> Topology:
+    if rows[:, :2].max() > 2**53:  # past this a float skips whole numbers
+        raise UserError(f"{path} has an agent {rows[:, :2].max():g}, which is no agent's number.")
     i, j = rows[:, :2].astype(np.int64).T
     if (loops := i == j).any():
         raise UserError(
@@ -260,4 +265,6 @@ def _from_edge_rows(path: Path, rows: Floats, n: int | None, weights: str) -> To
             f"{path} is not doubly stochastic: the weights of agent {k} sum to {1 - own[k]:.6g}, "
             "over 1."
         )
+    w /= max(1.0, float((1 - own).max()))
+    own = 1.0 - np.bincount(edges.ravel(), weights=np.repeat(w, 2), minlength=n)
     return Topology(str(path), n, [Round.from_edges(n, edges, w, np.maximum(own, 0))])

@@ -6,6 +6,7 @@ order is the order of summation everywhere, so results repeat bit for bit.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,6 +138,14 @@ class Topology:
         varying = f", period={self.period}" if self.period > 1 else ""
         return f"Topology({self.name!r}, n={self.n}, degree={self.degree}{varying})"
 
+    def digest(self) -> str:
+        """Equal for topologies that mix alike: of the weights of all rounds."""
+        text = hashlib.sha256()
+        for phase in range(self.period):
+            for array in self.csr(phase):
+                text.update(array.tobytes())
+        return text.hexdigest()[:16]
+
     def _round(self, round: int) -> Round:
         return self._rounds[round % len(self._rounds)]
 
@@ -181,8 +190,20 @@ def _lanczos_norm(matrices: Sequence[Any]) -> float:
 
 
 def _check_mixes(topology: Topology) -> None:
-    """Reject a graph whose agents never agree: disconnected, or with an eigenvalue -1."""
+    """Reject weights that lose the mean, and a graph whose agents never agree.
+
+    That is one that is disconnected, or has an eigenvalue -1.
+    """
     n, period = topology.n, topology.period
+    for r in topology._rounds:
+        sums = r.sparse().sum(axis=1)
+        if min(r.self_weights.min(initial=0), r.weights.min(initial=0)) < -1e-12:
+            raise UserError(f"The {topology.name} has negative weights.")
+        if n and not abs(sums - 1).max() < 1e-9:
+            raise UserError(
+                f"The {topology.name} is not doubly stochastic: a row sums to "
+                f"{sums[abs(sums - 1).argmax()]:.6g}, not 1."
+            )
     i = np.concatenate([np.repeat(np.arange(n), r.degrees) for r in topology._rounds])
     j = np.concatenate([r.indices for r in topology._rounds])
     graph = sp.csr_array((np.ones(len(i), dtype=np.int8), (i, j)), shape=(n, n))
