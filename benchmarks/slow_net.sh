@@ -13,11 +13,13 @@
 # and root (or unprivileged user namespaces). Bandwidth is shaped, latency is not.
 #
 # SLOW_NET_CONGESTION=reno: TCP congestion control of the ranks; bbr does not keep a steady rate.
+# SLOW_NET_BURST=256kb: what a rank may send at once after a pause; far under a message's size.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
 NET=198.18.77 # the range that RFC 2544 keeps for benchmarks
 SELF=$(readlink -f "${BASH_SOURCE[0]}")
 CONGESTION=${SLOW_NET_CONGESTION:-reno}
+BURST=${SLOW_NET_BURST:-256kb}
 
 fail() {
   echo "slow_net.sh: $*" >&2
@@ -41,9 +43,9 @@ shape() { # DEVICE RATE BURST
     fail "tc cannot shape $1 to $2: is the rate right, and does the kernel have sch_tbf?"
 }
 
-# What both MPIs need to use TCP on DEVICE between all ranks, and nothing else.
+# What both MPIs and gloo need to use TCP on DEVICE between all ranks, and nothing else.
 over_tcp() { # DEVICE RATE
-  export HPC_OLDSGD_SLOW_NET=$2
+  export HPC_OLDSGD_SLOW_NET=$2 GLOO_SOCKET_IFNAME=$1
   export FI_PROVIDER=${FI_PROVIDER:-tcp} MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1
   export OMPI_MCA_pml=ob1 OMPI_MCA_btl=self,tcp OMPI_MCA_btl_tcp_if_include=$1
   export OMPI_MCA_btl_tcp_links=${OMPI_MCA_btl_tcp_links:-2}
@@ -77,7 +79,7 @@ inside_rank() { # ADDRESS RATE
   ip addr add "$1/24" dev eth0
   ip link set eth0 up
   sysctl -qw "net.ipv4.tcp_congestion_control=$CONGESTION" 2>/dev/null || true
-  shape eth0 "$2" 256kb
+  shape eth0 "$2" "$BURST"
 }
 
 inside_shared() {

@@ -1,0 +1,175 @@
+"""The contestants. Each is a generator: one turn is one gradient step, written as a user would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from hpc_oldsgd import Agent, algorithms, topology
+from hpc_oldsgd.flat import Flat
+
+from .load import Load
+
+Steps = Iterator[None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contestant, and what its rounds send."""
+
+    name: str
+    steps: Callable[[Load, int], Steps]
+    graph: str = "all-reduce"
+    wire: str = "fp32"
+    every_step: bool = False  # talks at every step, not every tau
+    ours: bool = False
+    blocking: bool = False  # computes nothing while it talks
+    needs: str = ""  # a package that may be missing
+    even_ranks: bool = False
+
+    def reason_to_skip(self, n: int) -> str:
+        if self.needs and find_spec(self.needs) is None:
+            return f"{self.needs} is not installed"
+        if self.even_ranks and n % 2:
+            return "needs an even number of ranks"
+        return ""
+
+
+def alone(load: Load, tau: int) -> Steps:
+    """One rank for itself: what a step costs when nothing is sent."""
+    while True:
+        load.zero_grad()
+        load.gradient()
+        load.optimizer.step()
+        yield
+
+
+def ddp(load: Load, tau: int) -> Steps:
+    model = DistributedDataParallel(load.model, gradient_as_bucket_view=True)
+    while True:
+        load.zero_grad()
+        load.gradient(model)
+        load.optimizer.step()
+        yield
+
+
+def ddp_at_once(load: Load, tau: int) -> Steps:
+    """The whole gradient becomes ready at the end, so that nothing of it overlaps."""
+    load.at_once = True
+    try:
+        yield from ddp(load, tau)
+    finally:
+        load.at_once = False
+
+
+def ddp_no_sync(load: Load, tau: int) -> Steps:
+    model = DistributedDataParallel(load.model, gradient_as_bucket_view=True)
+    while True:
+        load.zero_grad()
+        for _ in range(tau - 1):
+            with model.no_sync():
+                load.gradient(model)
+            yield
+        load.gradient(model)
+        load.optimizer.step()
+        yield
+
+
+def post_local_sgd(load: Load, tau: int) -> Steps:
+    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+    from torch.distributed.optim import PostLocalSGDOptimizer
+
+    averager = PeriodicModelAverager(period=tau, warmup_steps=tau - 1)
+    optimizer = PostLocalSGDOptimizer(load.optimizer, averager)
+    while True:
+        load.zero_grad()
+        load.gradient()
+        optimizer.step()
+        yield
+
+
+@torch.no_grad()
+def _mix(x: torch.Tensor, y: torch.Tensor, received: list[torch.Tensor], w: list[float]) -> None:
+    x.sub_(y, alpha=sum(w))
+    for y_j, w_j in zip(received, w, strict=True):
+        x.add_(y_j, alpha=w_j)
+
+
+def naive_overlap(load: Load, tau: int) -> Steps:
+    """torch.distributed's isend and irecv, posted before the local steps, receives first."""
+    x = Flat(load.model).x
+    ring = topology.from_name("ring", dist.get_world_size()).neighbours(dist.get_rank())
+    neighbours, w = [j for j, _ in ring], [w for _, w in ring]
+    y, received = torch.empty_like(x), [torch.empty_like(x) for _ in ring]
+    while True:
+        y.copy_(x)
+        works = [dist.irecv(r, j) for r, j in zip(received, neighbours, strict=True)]
+        works += [dist.isend(y, j) for j in neighbours]
+        for k in range(tau):
+            load.zero_grad()
+            load.gradient()
+            load.optimizer.step()
+            if k == tau - 1:
+                for work in works:
+                    if work is not None:
+                        work.wait()
+                _mix(x, y, received, w)
+            yield
+
+
+def decent_dp(load: Load, tau: int) -> Steps:
+    from decent_dp.ddp import DecentralizedDataParallel
+    from loguru import logger
+
+    logger.remove()
+    kind: Any = type(load.optimizer)
+    model = DecentralizedDataParallel(
+        load.model, lambda named: kind([p for _, p in named], lr=1e-3), topology="ring",
+        _local_world_size=1,
+    )  # fmt: skip
+    while True:
+        for k in range(tau):
+            model.set_accumulate_grad(k < tau - 1)
+            load.gradient(model)
+            yield
+
+
+def ours(name: str, graph: str = "ring", wire: str = "fp32") -> Callable[[Load, int], Steps]:
+    def steps(load: Load, tau: int) -> Steps:
+        algorithm = algorithms.get(name)
+        made = algorithm() if algorithm().tau == 1 else algorithm(tau=tau)
+        agent = Agent(load.model, load.optimizer, made, graph, wire=wire, sync=load.kind == "vgg11")
+        try:
+            while True:
+                load.zero_grad()
+                load.gradient()
+                agent.step()
+                yield
+        finally:
+            agent.finish()
+
+    return steps
+
+
+PAIRS = "one-peer-ring"
+ENTRIES = [
+    Entry("ddp", ddp, every_step=True),
+    Entry("ddp, gradient at once", ddp_at_once, every_step=True),
+    Entry("ddp no_sync", ddp_no_sync, blocking=True),
+    Entry("post-local SGD", post_local_sgd, blocking=True),
+    Entry("naive isend/irecv", naive_overlap, "ring"),
+    Entry("decent-dp", decent_dp, PAIRS, needs="decent_dp", even_ranks=True),
+    Entry("lsgd", ours("lsgd"), ours=True, blocking=True),
+    Entry("ldsgd", ours("ldsgd"), "ring", ours=True, blocking=True),
+    Entry("dsgd_cta", ours("dsgd_cta"), "ring", ours=True, every_step=True),
+    Entry("oldsgd", ours("oldsgd"), "ring", ours=True),
+    Entry("oldsgd, bf16", ours("oldsgd", wire="bf16"), "ring", "bf16", ours=True),
+    Entry("oldsgd, one peer", ours("oldsgd", PAIRS), PAIRS, ours=True),
+    Entry("oldsgd, one peer, bf16", ours("oldsgd", PAIRS, "bf16"), PAIRS, "bf16", ours=True),
+]

@@ -1,0 +1,64 @@
+"""Starting ranks of a module, on a slow network of our own or on the one that is there."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_oldsgd.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+SLOW_NET = ROOT / "benchmarks" / "slow_net.sh"
+WIRE = 1.058  # bytes on the link per byte sent: headers, and the acknowledgements of the other way
+
+
+def rate(nbytes: float, seconds: float) -> str:
+    """The rate at which a message of `nbytes` takes `seconds`, as tc writes it."""
+    return f"{8e-6 * nbytes * WIRE / seconds:.1f}mbit"
+
+
+@functools.cache
+def slow_net_works() -> bool:
+    if sys.platform != "linux" or not shutil.which("unshare"):
+        return False
+    probe = [str(SLOW_NET), "ranks", "1", "1gbit", "true"]
+    return subprocess.run(probe, capture_output=True).returncode == 0
+
+
+def mpirun() -> str:
+    own = Path(sys.prefix) / "bin" / "mpirun"
+    found = os.environ.get("MPIRUN") or (str(own) if own.exists() else shutil.which("mpirun"))
+    if not found:
+        raise UserError("There is no mpirun: install an MPI, or name one in MPIRUN.")
+    return str(Path(found).absolute())
+
+
+def launch(
+    module: str, arguments: Sequence[object], n: int, network: str = "", burst: str = "256kb"
+) -> dict[str, Any]:
+    """Run `python -m module ...` on n ranks; the JSON in the last line of its output."""
+    program = [sys.executable, "-m", module, *map(str, arguments)]
+    command = [str(SLOW_NET), "mpirun", str(n), network] if network else [mpirun(), "-n", str(n)]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    env = {
+        **os.environ,
+        "PATH": f"{Path(mpirun()).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": ":".join(filter(None, paths)),
+        "SLOW_NET_BURST": burst,
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # it misses host names where there are none
+        "OMP_NUM_THREADS": "1",  # while modules load; the ranks share the cores later
+    }
+    print(f"{n} ranks, {network or 'network as it is'}: {' '.join(program[2:])}",
+          file=sys.stderr, flush=True)  # fmt: skip
+    done = subprocess.run([*command, *program], env=env, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UserError(f"This failed: {' '.join([*command, *program])}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
