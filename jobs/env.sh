@@ -2,10 +2,11 @@
 # env.sh: sourced by every job script. A site edits the first part, once; the scripts share the second.
 
 # --- the site -----------------------------------------------------------------------------------
+# source /etc/profile.d/modules.sh              # if your login shell is not bash: makes `module` known
 # module purge                                  # CHANGE_ME: the modules that mpi4py was built with
 # module load gcc openmpi cuda
 : "${HPC_OLDSGD_HOME:=$PWD}"                    # the project's folder
-: "${HPC_OLDSGD_VENV:=$HPC_OLDSGD_HOME/.venv}"  # the virtual environment; empty: python is in PATH
+: "${HPC_OLDSGD_VENV=$HPC_OLDSGD_HOME/.venv}"   # the virtual environment; empty: python is in PATH
 : "${HPC_OLDSGD_LAUNCHER:=srun}"                # srun or mpirun
 : "${HPC_OLDSGD_MPI:=auto}"                     # srun's --mpi; auto: what fits mpi4py's MPI
 : "${HPC_OLDSGD_RESTARTS:=100}"                 # a job that was requeued as often is not requeued again
@@ -16,10 +17,12 @@ export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 
 # --- what the scripts share ---------------------------------------------------------------------
 set -uo pipefail
+unset SLURM_EXPORT_ENV # of sbatch --export=NONE: srun too would hand on nothing, not even PATH
 say() { echo "$(date +%T) ${SLURM_JOB_NAME:-job}: $*"; }
 fail() { say "$*" >&2; exit 2; }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a Slurm job: start it with sbatch"
+[[ $HPC_OLDSGD_RESTARTS =~ ^[0-9]+$ ]] || fail "HPC_OLDSGD_RESTARTS is a whole number, not $HPC_OLDSGD_RESTARTS"
 if [[ -n $HPC_OLDSGD_VENV ]]; then
   PATH=$HPC_OLDSGD_VENV/bin:$PATH
   [[ -x $HPC_OLDSGD_VENV/bin/python ]] ||
@@ -46,17 +49,30 @@ mpi_type() {
 
 start=(env) # what stands before a command: nothing, until `tasks` says otherwise
 
+# How many of the allocation's first nodes hold N tasks; Slurm writes its nodes' tasks as 4(x2),1.
+nodes_for() { # N
+  local left=$1 nodes=0 group each times
+  [[ -n ${SLURM_NTASKS:-} ]] || { echo "$1"; return; } # a task for each node
+  for group in ${SLURM_TASKS_PER_NODE//,/ }; do
+    each=${group%%'('*} times=1
+    [[ $group != *x* ]] || times=$(tr -dc 0-9 <<<"${group#*x}")
+    for (( ; times > 0 && left > 0; times--, nodes++)); do
+      left=$((left - each))
+    done
+  done
+  echo "$nodes"
+}
+
 # From now on commands are started on N tasks of the allocation, its first nodes filled first.
 tasks() { # N
   [[ $1 =~ ^[0-9]+$ ]] || fail "the number of agents is a whole number, not $1"
-  local all=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} per_node
+  local all=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
   (($1 <= all)) || fail "$1 agents need sbatch --ntasks=$1, the allocation has $all"
   case $HPC_OLDSGD_LAUNCHER in
     srun)
       [[ $HPC_OLDSGD_MPI != auto ]] || HPC_OLDSGD_MPI=$(mpi_type) || exit
-      per_node=$(((all + SLURM_JOB_NUM_NODES - 1) / SLURM_JOB_NUM_NODES))
       # A step does not inherit --cpus-per-task. One rank that dies ends the others.
-      start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes=$((($1 + per_node - 1) / per_node))
+      start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes="$(nodes_for "$1")"
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1
         ${SRUN_OPTIONS[@]+"${SRUN_OPTIONS[@]}"})
       ;;
@@ -102,6 +118,7 @@ run() { # COMMAND...
   local got
   "${start[@]}" "$@" </dev/null &
   child=$! code=127
+  [[ -z $asked ]] || kill -USR1 "$child" # it came before its number was known
   while :; do
     signalled=''
     wait "$child"
@@ -117,19 +134,26 @@ run() { # COMMAND...
 resumable() { # COMMAND...
   [[ -z $asked ]] || requeue
   run "$@"
-  if ((code == 75)) || { [[ -n $asked ]] && ((code > 128)); }; then
+  # 10: killed by USR1, as MPICH's mpirun says it; others add 128.
+  if ((code == 75)) || { [[ -n $asked ]] && ((code > 128 || code == 10)); }; then
     requeue
   fi
 }
 
 requeue() {
   ((${SLURM_RESTART_COUNT:-0} < HPC_OLDSGD_RESTARTS)) || fail "requeued $SLURM_RESTART_COUNT times: giving up"
+  local job=$SLURM_JOB_ID
+  # One member of an array has the array's own number, which alone would requeue all of them.
+  [[ ${SLURM_ARRAY_JOB_ID:-} != "$job" ]] || job+=_$SLURM_ARRAY_TASK_ID
   say "stopped: the job is requeued and goes on from its checkpoint"
-  scontrol requeue "$SLURM_JOB_ID" || fail "the job cannot be requeued here: submit it again with the same folder"
+  scontrol requeue "$job" || fail "the job cannot be requeued here: submit it again with the same folder"
   exit 75
 }
 
-# A run in a folder of its own that is done once: a finished or diverged one is not run again.
+# A run in a folder of its own that is done once: a finished or diverged one is not run again. One
+# that fails leaves its exit code in `failed`, for the end of the job, and holds up none after it.
+failed=0
+# shellcheck disable=SC2034
 once() { # FOLDER COMMAND...
   local own=$1
   shift
@@ -141,7 +165,20 @@ once() { # FOLDER COMMAND...
   case $code in
     0) ;;
     3) touch "$own/diverged" ;; # a result too
-    *) say "failed with exit code $code: $*" >&2; exit "$code" ;;
+    *) say "failed with exit code $code: $*" >&2; failed=$code ;;
+  esac
+}
+
+# One agent's step size as it grows with N agents, as an option; nothing for fixed.
+alpha_for() { # N
+  case ${HPC_OLDSGD_ALPHA_RULE:-fixed} in
+    fixed) ;;
+    sqrt | linear)
+      [[ -n ${HPC_OLDSGD_ALPHA:-} ]] || fail "HPC_OLDSGD_ALPHA_RULE=$HPC_OLDSGD_ALPHA_RULE needs HPC_OLDSGD_ALPHA, one agent's step size"
+      awk -v a="$HPC_OLDSGD_ALPHA" -v n="$1" -v rule="$HPC_OLDSGD_ALPHA_RULE" \
+        'BEGIN { printf "--alpha %.6g\n", a * (rule == "linear" ? n : sqrt(n)) }'
+      ;;
+    *) fail "HPC_OLDSGD_ALPHA_RULE is fixed, sqrt or linear, not $HPC_OLDSGD_ALPHA_RULE" ;;
   esac
 }
 
@@ -149,8 +186,12 @@ once() { # FOLDER COMMAND...
 collect() { python -m hpc_oldsgd.study collect "$1" || exit; }
 collect_later() { # FOLDER
   local options=(--dependency=afterany:"$SLURM_ARRAY_JOB_ID" --partition="$SLURM_JOB_PARTITION")
-  [[ $SLURM_ARRAY_TASK_ID == "$SLURM_ARRAY_TASK_MIN" && -z ${SLURM_RESTART_COUNT:-} ]] || return 0
+  local asked_for=$1/.collect-$SLURM_ARRAY_JOB_ID # once for the array, however often it is requeued
+  [[ $SLURM_ARRAY_TASK_ID == "$SLURM_ARRAY_TASK_MIN" && ! -e $asked_for ]] || return 0
   [[ -z ${SLURM_JOB_ACCOUNT:-} ]] || options+=(--account="$SLURM_JOB_ACCOUNT")
-  sbatch "${options[@]}" "$HPC_OLDSGD_HOME/jobs/collect.slurm" "$1" ||
+  if sbatch "${options[@]}" "$HPC_OLDSGD_HOME/jobs/collect.slurm" "$1"; then
+    mkdir -p "$1" && touch "$asked_for"
+  else
     say "no job for the tables: python -m hpc_oldsgd.study collect $1 makes them when all is done"
+  fi
 }

