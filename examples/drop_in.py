@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 
+from hpc_oldsgd import OLDSGD, Agent  # (1) before mpi4py, which starts MPI
+
 import torch
 from mpi4py import MPI  # (1)
 from sklearn.datasets import load_digits
 from torch import nn
-
-from hpc_oldsgd import OLDSGD, Agent  # (1)
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
 parser.add_argument("--steps", type=int, default=400)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import disk
 import hypothesis
 import pytest
 import torch
@@ -18,6 +19,14 @@ ROOT = Path(__file__).parent.parent
 
 # Machines are noisy, so no deadlines; the same examples in every run and on every rank.
 hypothesis.settings.register_profile("here", deadline=None, derandomize=True, database=None)
+# make fuzz: many cases, others every time; a failure is shown with what reproduces it.
+hypothesis.settings.register_profile(
+    "fuzz",
+    deadline=None,
+    database=None,
+    print_blob=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
 hypothesis.settings.load_profile("here")
 
 
@@ -51,6 +60,17 @@ def pytest_sessionfinish() -> None:
 def _one_thread() -> None:
     """Sums in torch's own kernels may depend on the number of threads."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def prompt_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk.make_prompt(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all random cases of a test: hypothesis makes no fixture anew for each."""
+    return tmp_path_factory.mktemp("cases")
 
 
 @pytest.fixture

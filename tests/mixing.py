@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,3 +74,20 @@ def special(dtype: torch.dtype) -> Tensor:
     ]
     some += ties
     return torch.tensor(some + [-v for v in some], dtype=torch.float64).to(dtype)
+
+
+class Wrapped(Tensor):
+    """As DTensor is: a type of its own around the memory of another tensor."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapped:
+        self = Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        self.inner = inner
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, f: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args = torch.utils._pytree.tree_map_only(Wrapped, lambda w: w.inner, args)
+        return f(*args, **(kwargs or {}))

@@ -110,6 +110,7 @@ class Vector(torch.nn.Module):
         self.x = torch.nn.Parameter(x.clone())
 
 
+@pytest.mark.ranks(1, 4)  # a first optimizer of torch costs every rank two seconds
 @pytest.mark.parametrize("name", algorithms.names())
 def test_trains_a_module_with_an_optimizer(name: str, comm: MPI.Comm) -> None:
     """The drop-in hands every schedule the gradients, and the optimizer what the schedule asks."""

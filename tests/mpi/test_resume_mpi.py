@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from mpi4py import MPI
+from simulated import same
 
 from hpc_oldsgd import algorithms, cli, export, simulate, tasks, train
 from hpc_oldsgd.config import SimulateOptions, TrainOptions
@@ -48,16 +49,6 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in WALL} for row in rows]
 
 
-def same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(map(same, a, b))
-    return bool(a == b or a is b)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_stopped_by_one_rank_and_resumed(comm: MPI.Comm, shared_path: Path, name: str) -> None:
     optimizer = ["", "--momentum 0.9", "--optimizer adamw"][algorithms.names().index(name) % 3]
@@ -75,6 +66,40 @@ def test_stopped_by_one_rank_and_resumed(comm: MPI.Comm, shared_path: Path, name
     a, b = (export.newest(shared_path / run, print) for run in ("whole", "cut"))
     assert a.r == b.r and same(a.read(comm.rank)["runner"], b.read(comm.rank)["runner"])
     assert rows_of(shared_path / "whole") == rows_of(shared_path / "cut")
+
+
+@pytest.mark.parametrize("name", ["oldsgd", "overlap_local_sgd"])
+def test_from_the_start(comm: MPI.Comm, shared_path: Path, name: str) -> None:
+    words = f"{SHORT} --algorithm {name} --keep 99"
+    trained(words, shared_path / "run")
+    comm.Barrier()
+    start = newest_first(shared_path / "run")[-1]
+    assert start.name == "round-00000000"
+    trained(f"{words} --resume {start}", shared_path / "branch")
+    comm.Barrier()
+    a, b = (export.newest(shared_path / run, print) for run in ("run", "branch"))
+    assert a.r == b.r and same(a.read(comm.rank)["runner"], b.read(comm.rank)["runner"])
+    assert rows_of(shared_path / "run") == rows_of(shared_path / "branch")
+
+
+@pytest.mark.ranks(2)
+def test_votes_lag_where_agents_may_run_ahead(comm: MPI.Comm, shared_path: Path) -> None:
+    """With --late reuse a vote is counted staleness + 1 rounds later, by all in the same round."""
+    patient = f"{SHORT} --late reuse --late-wait 1000 --staleness 2"
+    trained(SHORT, shared_path / "whole")
+    with pytest.raises(Stopped):
+        trained(patient, shared_path / "cut", AskOnce(3) if comm.rank == 1 else None)
+    comm.Barrier()
+    assert newest_first(shared_path / "cut")[0].name == "round-00000006"
+    trained(f"{patient} --resume auto", shared_path / "cut")
+    hasty = f"{SHORT} --late reuse --late-wait 0 --staleness 2 --slow 1:4 --jitter 0.5"
+    trained(hasty, shared_path / "hasty")
+    comm.Barrier()
+    a, b = (export.newest(shared_path / run, print) for run in ("whole", "cut"))
+    assert a.r == b.r and same(a.read(comm.rank)["runner"], b.read(comm.rank)["runner"])
+    assert rows_of(shared_path / "whole") == rows_of(shared_path / "cut")
+    left_out = [row["left_out"] for row in rows_of(shared_path / "hasty")]
+    assert max(left_out) > 0 and rows_of(shared_path / "hasty")[-1]["round"] == 12
 
 
 def test_train_is_simulate_bit_for_bit(comm: MPI.Comm, shared_path: Path) -> None:

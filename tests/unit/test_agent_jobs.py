@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -12,9 +15,10 @@ import sys, time
 import torch
 from mpi4py import MPI
 from hpc_oldsgd import Agent, OLDSGD, UserError
+from hpc_oldsgd.optim import SGD  # starts in half the time of torch's
 rank = MPI.COMM_WORLD.rank
 model = torch.nn.Linear(3, 2)
-agent = Agent(model, torch.optim.SGD(model.parameters(), lr=0.1), OLDSGD(tau=2), "ring")
+agent = Agent(model, SGD(model.parameters(), lr=0.1), OLDSGD(tau=2), "ring")
 def step():
     agent.optimizer.zero_grad()
     model(torch.ones(1, 3)).sum().backward()
@@ -82,6 +86,14 @@ def test_bad_input_on_one_rank_is_one_line_and_exit_2(job):
     assert "Traceback" not in result.stderr
 
 
+def test_what_all_ranks_meet_is_said_once(mpirun, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(HEAD.replace('"ring")', '"rung")'))
+    result = mpirun(3, script, timeout_s=100)
+    assert result.returncode == 2
+    assert result.stderr.count("There is no topology 'rung'") == 1, result.stderr
+
+
 def test_a_late_rank_ends_the_job_with_its_name(mpirun, tmp_path):
     script = tmp_path / "job.py"
     body = """
@@ -95,7 +107,7 @@ def test_a_late_rank_ends_the_job_with_its_name(mpirun, tmp_path):
     script.write_text(head + textwrap.dedent(body))
     result = mpirun(2, script, timeout_s=100)
     assert result.returncode == 4
-    assert re.search(r"rank 0 has waited \d+ s for rank 1 in round 1", result.stderr)
+    assert re.search(r"rank 0 \(.+\) has waited \d+ s for rank 1 \(.+\) in round 1", result.stderr)
 
 
 def test_a_loop_that_forgets_to_finish_ends_all_the_same(job):
@@ -115,3 +127,44 @@ def test_the_example_trains(mpirun):
     assert result.returncode == 0, result.stderr
     accuracy = re.fullmatch(r"2 agents, 60 steps: test accuracy ([\d.]+)%.*\n", result.stdout)
     assert accuracy and float(accuracy[1]) > 70
+
+
+@pytest.mark.parametrize(
+    "said, code, shown",
+    [('"no data"', 1, "exits, the job ends: no data"), ("7", 7, "exits, the job ends")],
+)
+def test_a_rank_that_leaves_by_sys_exit_takes_the_job_down(job, said, code, shown):
+    result = job(
+        2,
+        f"""
+        with agent:
+            for k in range(10**9):
+                if rank == 1 and k == 4:
+                    sys.exit({said})
+                step()
+        """,
+    )
+    assert result.returncode == code
+    assert f"rank 1 {shown}" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_ranks_that_take_different_numbers_of_steps_do_not_wait_for_ever(mpirun, tmp_path):
+    script = tmp_path / "job.py"
+    body = """
+    for k in range(4 if rank == 0 else 9):
+        step()
+    agent.finish()
+    """
+    script.write_text(HEAD.replace('"ring")', '"ring", timeout_s=2)') + textwrap.dedent(body))
+    result = mpirun(2, script, timeout_s=100)
+    assert result.returncode == 4
+    assert re.search(r"rank 1 \(.+\) has waited \d+ s for rank 0 \(.+\) in round", result.stderr)
+
+
+def test_open_mpi_is_told_of_small_fragments_by_any_import():
+    program = "import hpc_oldsgd, os; print(os.environ['OMPI_MCA_btl_tcp_rdma_pipeline_frag_size'])"
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")}
+    shown = subprocess.run(
+        [sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.strip() == "131072"

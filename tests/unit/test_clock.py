@@ -101,6 +101,14 @@ def test_degree_aware_cost_counts_neighbours():
     assert times(OLDSGD(tau=1), "complete", 5, 2.0, degree_aware=True).time[-1] == 6 * 2 * 4
 
 
+def test_an_all_reduce_goes_around_the_ring_and_takes_no_other_link():
+    c = np.ones((9, 9))
+    c[0, 4], c[5, 5] = 100.0, 50.0
+    assert times(LSGD(tau=5), "ring", 9, c, rounds=1).time[-1] == pytest.approx(5 + 16 / 9)
+    c[3, 4] = 2.0
+    assert times(LSGD(tau=5), "ring", 9, c, rounds=1).time[-1] == pytest.approx(5 + 32 / 9)
+
+
 def test_one_slow_agent_slows_its_neighbours_only_as_far_as_they_wait():
     speed = np.ones(8)
     speed[3] = 0.25

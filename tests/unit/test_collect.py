@@ -16,7 +16,7 @@ from hpc_oldsgd.study.collect import Options, main
 
 def write_run(
     path: Path, accuracy: list[float], seconds: float, n: int = 2, name: str = "oldsgd",
-    tau: int = 5, ended: bool = True, **options: Any,
+    tau: int = 5, ended: bool = True, alpha: float = 0.1, **options: Any,
 ) -> None:  # fmt: skip
     """One row every `seconds`."""
     path.mkdir(parents=True)
@@ -26,7 +26,7 @@ def write_run(
         {
             "options": {"partition": "iid", **options},
             "algorithm": {"name": name, "tau": tau},
-            "task": {"name": "digits"}, "agents": n, "alpha": 0.1, "iterations": 50,
+            "task": {"name": "digits"}, "agents": n, "alpha": alpha, "iterations": 50,
             "topology": {"name": "ring", "lambda_2": 0.0},
         },
     )  # fmt: skip
@@ -60,6 +60,20 @@ def test_speedup_over_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (tmp_path / "time-digits-iid-wall.png").exists()
     assert not (tmp_path / "algorithms.csv").exists()
     assert "| n32 | 32 |" in capsys.readouterr().out
+
+
+def test_speedup_where_the_step_size_grows_with_the_agents(tmp_path: Path) -> None:
+    write_run(tmp_path / "n1", [0.5, 0.9], 12.0, n=1, alpha=0.01)
+    write_run(tmp_path / "n2", [0.5, 0.9], 6.0, n=2, alpha=0.02)
+    main(Options(tmp_path, target=0.9, figures=False))
+    rows = table(tmp_path / "scaling.csv")
+    assert [(row["agents"], row["alpha"], row["speedup"]) for row in rows] == [
+        ("1", "0.01", "1.0"), ("2", "0.02", "2.0"),
+    ]  # fmt: skip
+    write_run(tmp_path / "n2-again", [0.5, 0.9], 8.0, n=2, alpha=0.01)  # a step size of its own
+    main(Options(tmp_path, target=0.9, figures=False))
+    rows = table(tmp_path / "scaling.csv")
+    assert [(row["alpha"], row["speedup"]) for row in rows] == [("0.01", "1.0"), ("0.01", "1.5")]
 
 
 def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
@@ -96,6 +110,13 @@ def test_overlap(tmp_path: Path) -> None:
     (tmp_path / "overlap.txt").write_text("killed\n")
     with pytest.raises(UserError, match="does not end with the line"):
         main(Options(tmp_path))
+    for name in ("whole", "torn"):  # what is damaged is named, and costs no other its place
+        write_run(tmp_path / name, [0.5, 0.7], 8.0)
+    (tmp_path / "torn" / "config.json").write_text("")
+    main(Options(tmp_path, figures=False))
+    assert [row["run"] for row in table(tmp_path / "runs.csv")] == ["whole"]
+    text = (tmp_path / "report.md").read_text()
+    assert text.count("Left out: ") == 2 and f"{tmp_path}/torn/config.json is not JSON" in text
 
 
 def test_nothing_to_collect(tmp_path: Path) -> None:

@@ -116,6 +116,9 @@ def test_download_fetches_checks_and_unpacks(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "meta", meta)
     task = tasks.get("cifar10-vgg11")(data_dir=tmp_path / "here", download=True)
     assert len(task.shard(1, 3)) == 67
+    with monkeypatch.context() as patch:  # it is all there: nothing is written, not even a lock
+        patch.setattr(cifar, "lock", lambda path: pytest.fail("a lock in a read-only folder"))
+        cifar.download(tmp_path / "here")
     monkeypatch.setattr(dataset, "url", f"{address}/nothing.tar.gz")
     with pytest.raises(UserError, match=r"could not be fetched from http.*404") as error:
         tasks.get("cifar10-vgg11")(data_dir=tmp_path / "new", download=True).labels()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -175,7 +177,11 @@ def empty(file: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize("damage", [truncated, flipped, empty])
+def nested(file: bytes) -> bytes:
+    return b"[" * 100_000
+
+
+@pytest.mark.parametrize("damage", [truncated, flipped, empty, nested])
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
 def test_a_damaged_cache_is_found_and_made_again(data, damage, suffix):
     good = read(data)
@@ -212,6 +218,16 @@ def test_a_cache_goes_home_where_the_data_cannot_be_written_beside(data, monkeyp
     assert len(list((data / "home" / "hpc_oldsgd").glob("train-*.npy"))) == 1
 
 
+def test_a_cache_that_cannot_be_written_serves_what_is_in_it(data, tmp_path, monkeypatch):
+    before = read(data)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    assert np.array_equal(read(data).ids, before.ids) and not (tmp_path / "home").exists()
+    (data / "wikitext-2" / "train.txt").write_text("other words\n" * 30)
+    with pytest.raises(UserError, match="neither can be written to"):
+        read(data)
+
+
 def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
     path = tmp_path / "file"
     write_atomically(path, b"old")
@@ -223,6 +239,30 @@ def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeyp
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_without_room_for_the_cache(data, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(data / "home"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
+    try:
+        with pytest.raises(UserError, match=r"cannot be written \(.*home.*File too large\): make"):
+            read(data)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert len(read(data).ids) > 100
+
+
+def test_a_quota_beside_the_data_sends_the_cache_home(data, monkeypatch):
+    def write(path, content):
+        if "home" not in path.parts:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        write_atomically(path, content)
+
+    monkeypatch.setattr("hpc_oldsgd.data.tokens.write_atomically", write)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(data / "home"))
+    read(data)
+    assert len(list((data / "home" / "hpc_oldsgd").glob("train-*.npy"))) == 1
 
 
 def test_missing_or_wrong_files_are_named_in_one_line(data, tmp_path):

@@ -125,13 +125,18 @@ def test_version_sees_every_change_in_place():
 
 def test_signature_tells_models_apart():
     assert Flat(cnn()).signature() == Flat(cnn(seed=9)).signature()
-    others = [cnn() for _ in range(4)]
+    others = [cnn() for _ in range(5)]
     others[0][4] = nn.Linear(180, 8)
     others[1][8] = nn.Linear(7, 8).requires_grad_(False)
     others[2][8].requires_grad_(True)
     others[3].to(torch.float64)
+    others[4][10].requires_grad_(False)  # the last one: all names stay in their order
     signatures = {Flat(m).signature() for m in (cnn(), *others)}
-    assert len(signatures) == 5
+    signatures.add(Flat(cnn(), "local").signature())
+    assert len(signatures) == 7
+    conv = nn.Conv2d(2, 2, 3)
+    plain = Flat(conv).signature()
+    assert Flat(conv.to(memory_format=torch.channels_last)).signature() != plain
 
 
 def test_what_cannot_be_flat_is_refused():
@@ -153,5 +158,13 @@ def test_what_cannot_be_flat_is_refused():
     model[1].weight = nn.Parameter(model[0].weight.data)
     with pytest.raises(UserError, match="tie them as one Parameter"):
         Flat(model)
+    model[1].weight = nn.Parameter(model[0].weight.data, requires_grad=False)  # frozen, not mixed
+    with pytest.raises(UserError, match="tie them as one Parameter"):
+        Flat(model)
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    with pytest.raises(UserError, match=r'mask holds NaN or infinity .*buffers="local"'):
+        Flat(model)
+    Flat(model, "local")
     with pytest.raises(UserError, match=r'"mix" or "local", not'):
         Flat(nn.Linear(2, 2), "mixed")  # type: ignore[arg-type]

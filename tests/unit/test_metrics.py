@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpc_oldsgd import algorithms, cli, metrics, tasks
+from hpc_oldsgd import algorithms, cli, metrics, runs, tasks
 from hpc_oldsgd.config import SimulateOptions
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.simulate import Simulation
@@ -152,8 +152,9 @@ def test_local_batchnorm_statistics_are_averaged_for_the_mean_model() -> None:
 
 def test_a_row_is_one_line_of_strict_json(tmp_path: Path) -> None:
     folder = metrics.RunFolder(tmp_path)
-    folder.row({"round": 1, "iteration": 2, "x": float("nan"), "y": [float("inf"), 1.0]})
-    folder.row({"round": 2, "iteration": 4})
+    whole = {"iteration": 2, "step_s": 0.1, "transfer": 1, "exposed": 0, "hidden": None}
+    folder.row({"round": 1, "x": float("nan"), "y": [float("inf"), 1.0], **whole})
+    folder.row({"round": 2, **whole})
     folder.close()
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0], parse_constant=pytest.fail)["y"] == [None, 1.0]
@@ -178,3 +179,21 @@ def test_what_is_in_the_folder_decides(tmp_path: Path) -> None:
         metrics.prepare(run, overwrite=False)
     metrics.prepare(run, overwrite=True)
     assert [p.name for p in run.iterdir()] == ["notes.txt"]
+    # As a run that was killed before its first file leaves it, here on NFS.
+    begun = tmp_path / "begun"
+    (begun / "status").mkdir(parents=True)
+    (begun / ".metrics.77").touch()
+    (begun / ".nfs0001").touch()
+    metrics.prepare(begun, overwrite=False)
+
+
+def test_rows_without_what_the_summary_needs_are_none(tmp_path: Path) -> None:
+    row = {"round": 1, "iteration": 2, "step_s": 0.1, "transfer": 1, "exposed": 0, "hidden": None}
+    bad: list[Any] = [{k: v for k, v in row.items() if k != key} for key in row]
+    bad += [{**row, "step_s": "0.1"}, {**row, "transfer": None}, {**row, "iteration": 10**400}]
+    lines = map(json.dumps, [*bad, row, {**row, "round": 5}])
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert metrics.read_rows(tmp_path, 5) == [row]
+    _, _, task = options(words())
+    found = runs.summarise([row | {"test_accuracy": "x"}], task, "a run", "s")
+    assert found["step_s"] == 0.1 and np.isnan(found["best"])

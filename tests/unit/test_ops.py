@@ -6,17 +6,19 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import mixing
 import pytest
 import torch
-from mixing import same
+from mixing import Wrapped, same
 from torch import Tensor
 
 from hpc_oldsgd import ops
 from hpc_oldsgd import ops_reference as reference
+from hpc_oldsgd.doctor.machine import memory_available
 
 N = 40
 native = pytest.mark.skipif(not ops.native_available(), reason="the extension is not built")
@@ -35,6 +37,7 @@ W2 = [0.5, 0.5]
 BAD_MIX: dict[str, Callable[[], dict[str, Any]]] = {
     "2 weights for 0 neighbours": lambda: {"neighbours": []},
     "1 weights for 1 neighbours": lambda: {"weights": [1.0]},
+    "weights must be a list of real numbers": lambda: {"weights": [0.5, 1j]},
     "y_self is 41": lambda: {"y_self": t(41)},
     "a neighbour is 39": lambda: {"neighbours": [t(39)]},
     "a neighbour is 40 x torch.bfloat16": lambda: {"neighbours": [t(dtype=torch.bfloat16)]},
@@ -44,6 +47,7 @@ BAD_MIX: dict[str, Callable[[], dict[str, Any]]] = {
     "Cannot mix torch.float32 over torch.int8": lambda: {"y_self": t(dtype=torch.int8)},
     "Cannot mix torch.complex64": lambda: {"out": t(dtype=torch.complex64)},
     "y_self is not contiguous": lambda: {"y_self": t(2 * N)[::2]},
+    "y_self is a negative view": lambda: {"y_self": torch._neg_view(t())},
     "out is not contiguous": lambda: {"out": t(2 * N)[::2]},
     "on meta, expected": lambda: {"y_self": t().to("meta")},
     "out partly overlaps y_self": lambda: dict(zip(("out", "y_self"), partly(), strict=True)),
@@ -94,7 +98,8 @@ def test_any_shape_of_the_same_size() -> None:
 
 def test_weights_may_be_any_numbers() -> None:
     y, z, out = t(fill=1.0), t(fill=3.0), t()
-    for weights in ((1, 2), torch.tensor([1.0, 2.0]).tolist(), [True, 2.0]):
+    tensor = torch.tensor([1.0, 2.0])
+    for weights in ((1, 2), tensor, tensor.numpy(), list(tensor), [True, 2.0]):
         ops.fused_mix(out, y, [z], weights)
         assert torch.equal(out, t(fill=7.0))
 
@@ -161,6 +166,26 @@ def test_fake_tensors() -> None:
         assert d2 is not None and d2.shape == () and d2.dtype == torch.float64
 
 
+def test_meta_tensors() -> None:
+    x, y = torch.empty(N, device="meta"), torch.empty(N, dtype=torch.bfloat16, device="meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ops.fused_mix(x, y, [y], W2, torch.empty_like(x), 0.1, y_next=y, zero_acc=True)
+        d2 = ops.fused_mix_delta(x, y, [y], W2, y_next=y, distance=True)
+    assert d2 is not None and d2.is_meta
+
+
+@pytest.mark.parametrize("which", ["x", "y_self", "neighbour"])
+def test_a_tensor_without_memory_of_its_own(which: str) -> None:
+    x, y, z = t(), t(), t(fill=3.0)
+    wrapped = [Wrapped(v) if which == name else v
+               for name, v in (("x", x), ("y_self", y), ("neighbour", z))]  # fmt: skip
+    ops.fused_mix_delta(wrapped[0], wrapped[1], [wrapped[2]], W2)
+    assert torch.equal(x, t(fill=2.0))
+    ops.fused_mix(wrapped[0], wrapped[1], [wrapped[2]], [2.0, 0.5])
+    assert torch.equal(x, t(fill=3.5))
+
+
 @native
 def test_a_forked_child_mixes_with_threads() -> None:
     torch.set_num_threads(2)
@@ -178,6 +203,25 @@ def test_a_forked_child_mixes_with_threads() -> None:
         os._exit(0 if c.x.numpy().tobytes() == wanted else 1)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+@native
+def test_the_threads_are_torchs() -> None:
+    """Of their own they would stand behind torch's, which spin for a while after each operation."""
+    if not ops._openmp():
+        pytest.skip("this torch has no OpenMP that can be joined")
+    code = """if True:
+        import os, torch
+        from hpc_oldsgd import ops
+        torch.set_num_threads(3)
+        x = torch.ones(1_000_000)
+        x.mul_(2)
+        before = len(os.listdir("/proc/self/task"))
+        ops.fused_mix_delta(x, x.clone(), [torch.zeros_like(x)], [0.5, 0.5])
+        print(before, len(os.listdir("/proc/self/task")))"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    before, after = map(int, ran.stdout.split())
+    assert before == after >= 3
 
 
 @native
@@ -225,13 +269,21 @@ print(*(w.message for w in seen), sep="\\n")
     assert ran.stdout.count("plain torch") == 1 and "HPC_OLDSGD_NATIVE=0" in ran.stdout
 
 
-def _free_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_of_many_ranks_one_says_so(monkeypatch: pytest.MonkeyPatch, rank: str, times: int) -> None:
+    monkeypatch.setenv("PMI_RANK", rank)
+    monkeypatch.setattr(ops, "_native", None)
+    monkeypatch.setattr(ops, "_announced", threading.Event())
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            ops.fused_mix(t(), t(), [], [1.0])
+    assert len(seen) == times
 
 
 @native
 @pytest.mark.slow
-@pytest.mark.skipif(_free_bytes() < 8 << 30, reason="needs 8 GB of free memory")
+@pytest.mark.skipif(memory_available() < 8 << 30, reason="needs 8 GB of free memory")
 def test_more_than_2_to_the_31_elements() -> None:
     n = 2**31 + 5000
     y = torch.zeros(n, dtype=torch.bfloat16)

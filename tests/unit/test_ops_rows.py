@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from mixing import PAIR_NAMES, PAIRS, same
+from mixing import PAIR_NAMES, PAIRS, Wrapped, same
 from torch import Tensor
 
 from hpc_oldsgd import ops
@@ -125,6 +125,7 @@ def test_mixes_a_view_of_the_mean_to_itself() -> None:
         (r"must all be \(n, d\)", {"y": torch.ones(4, 2)}),
         ("nor narrower", {"y": torch.ones(3, 2, dtype=torch.float64)}),
         ("y is not contiguous", {"y": torch.ones(2, 3).t()}),
+        ("y has no memory of its own", {"y": Wrapped(torch.ones(3, 2))}),
     ],
 )
 def test_bad_rows_are_named_and_nothing_is_written(message: str, change: dict[str, object]) -> None:

@@ -102,6 +102,16 @@ def test_the_unit_of_wall_time_follows_its_length(last_s, unit, divisor):
     assert curves.x_axis([run], "time") == (divisor, f"wall time ({unit})")
 
 
+def test_the_long_name_of_a_run_out_of_view_takes_no_room():
+    rows = [{"iteration": k, "train_loss": 1.0, "consensus": 1.0} for k in (1, 2)]
+    far = [{**row, "consensus": 1e9} for row in rows]
+    runs = [folders.Run(Path("a"), some, "wall", label="word " * 30) for some in (*[rows] * 4, far)]
+    axis = axis_of(runs, curves.choose_panels(runs)[-1], "iteration")
+    (told,) = (text for text in axis.texts if text.get_text())
+    assert told.get_text().startswith("\N{UPWARDS ARROW} word") and not told.get_in_layout()
+    assert max(map(len, told.get_text().split("\n"))) <= curves.PANEL_LETTERS
+
+
 def test_perplexity_and_other_tasks_get_their_panel():
     def keys(**row: float) -> list[str]:
         run = folders.Run(Path("a"), [{"iteration": 1, **row}], "wall")
@@ -165,9 +175,11 @@ def labels_of(*paths: Path) -> list[str]:
 
 
 def test_labels_say_what_differs_and_the_title_what_does_not(tmp_path):
-    a = write_run(tmp_path / "a", tau=5, form="delta")
+    a = write_run(tmp_path / "a", tau=5, form="delta", resume="never", keep=2)
     b = write_run(tmp_path / "b", name="ldsgd", tau=10, eval_every=7)
     assert labels_of(a, b) == ["oldsgd, τ = 5", "ldsgd, τ = 10"]
+    c = write_run(tmp_path / "c", name="ldsgd", tau=5, resume="auto", keep=1)
+    assert labels_of(a, c) == ["oldsgd", "ldsgd"]  # nobody asks how it was saved
     assert labels.title(folders.read([a, b])) == "digits, ring, n = 4, α = 0.1, iid"
 
 
@@ -198,6 +210,18 @@ def test_a_run_that_is_still_going(tmp_path, capsys):
     plot(a, "--format", "png", "--x", "time")
     assert "iteration 50/50" in capsys.readouterr().out
     assert (a / "plots" / "curves-simulated.png").is_file()
+
+
+def test_among_several_folders_those_without_a_run_are_named(tmp_path, capsys):
+    """As runs/* has them: of jobs with runs inside, or of a run that failed at its start."""
+    a, b = write_run(tmp_path / "a"), tmp_path / "b"
+    b.mkdir()
+    plot(a, b, "--out", tmp_path / "out", "--format", "svg", "--x", "iteration")
+    assert f"{b} holds no run\n" in capsys.readouterr().out
+    assert (tmp_path / "out" / "curves-iteration.svg").is_file()
+    with pytest.raises(SystemExit):
+        plot(a, tmp_path / "c")
+    assert "There is no folder" in capsys.readouterr().err
 
 
 def test_a_resumed_run_counts_what_came_later():
@@ -232,7 +256,6 @@ def damage(name: str, content: bytes | None) -> Any:
         (damage("summary.json", b"{"), "damaged"),
         (damage("trace.json", b'{"traceEvents": [{"ph": "X"}]}'), "damaged"),
         (damage("trace.json", b"{"), "damaged"),
-        (damage("trace.json", b'{"traceEvents": []}'), "no spans"),
     ],
 )
 def test_a_damaged_folder_is_one_line_and_exit_2(tmp_path, capsys, act, says):
@@ -246,11 +269,23 @@ def test_a_damaged_folder_is_one_line_and_exit_2(tmp_path, capsys, act, says):
     assert not (tmp_path / "out").exists()  # everything is read before anything is drawn
 
 
+def test_a_trace_of_no_round_leaves_the_curves(tmp_path, capsys):
+    """A run that is resumed after its last round has nothing to trace."""
+    a = write_run(tmp_path / "a")
+    (a / "trace.json").write_text('{"traceEvents": []}')
+    plot(a, "--format", "svg", "--x", "iteration")
+    assert "no timeline: " in capsys.readouterr().out
+    assert [p.name for p in (a / "plots").iterdir()] == ["curves-iteration.svg"]
+    with pytest.raises(SystemExit):
+        plot(a, "--rounds", "1:2")
+    assert "has no spans" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         ((), "Name the folder"),
-        (("nowhere",), "There is no nowhere"),
+        (("nowhere",), "There is no folder nowhere"),
         ((__file__,), "is not a folder"),
         (("RUN", "--rounds", "3"), "FROM:TO"),
         (("RUN", "--rounds", "5:5"), "FROM:TO"),
@@ -286,6 +321,19 @@ def test_no_training_code_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
         "hpc_oldsgd", "hpc_oldsgd.cli", "hpc_oldsgd.options", "hpc_oldsgd.errors",
-        "hpc_oldsgd.plot", *(f"hpc_oldsgd.plot.{m}" for m in
-        ("__main__", "curves", "folders", "labels", "style", "timeline")),
+        "hpc_oldsgd.launcher", "hpc_oldsgd.openmpi", "hpc_oldsgd.plot",
+        *(f"hpc_oldsgd.plot.{m}" for m in
+          ("__main__", "curves", "folders", "labels", "style", "timeline")),
     }  # fmt: skip
+
+
+def test_numbers_that_no_float_holds_are_left_out(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[0])
+    lines += [json.dumps(row | {"iteration": 10**400}), json.dumps(row | {"iteration": math.nan})]
+    last = json.loads(lines[-3]) | {"iteration": 10**6, "time": 10**400, "train_loss": 10**400}
+    (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(last)]) + "\n")
+    (read,) = folders.read([run])
+    assert read.rows[-1]["iteration"] == 10**6 and len(read.rows) == len(lines) - 1
+    plot(run, "--out", tmp_path / "figures")

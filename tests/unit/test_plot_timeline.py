@@ -132,3 +132,16 @@ def test_clocks_of_other_machines_are_brought_to_rank_0s(tmp_path, monkeypatch):
     starts = [event["ts"] / 1e6 for event in events if event["ph"] == "X"]
     assert starts == pytest.approx([5.0, 9.0, 13.0, 18.0])
     assert {event["dur"] for event in events if event["ph"] == "X"} == {1e6}
+
+
+def test_events_without_a_place_in_time_are_left_out(tmp_path):
+    run = write_trace(tmp_path)
+    whole = timeline.read_spans(tmp_path / "trace.json")
+    content = json.loads((tmp_path / "trace.json").read_text())
+    event = next(e for e in content["traceEvents"] if e["ph"] == "X")
+    for change in ({"ts": float("inf")}, {"ts": 10**400}, {"dur": float("nan")}):
+        content["traceEvents"].append({**event, **change})
+    content["traceEvents"].append({**event, "args": {"round": "a"}})
+    (tmp_path / "trace.json").write_text(json.dumps(content))
+    assert timeline.read_spans(tmp_path / "trace.json") == whole
+    timeline.read(run, None, ())

@@ -62,6 +62,20 @@ def test_stop_ends_at_the_boundary_and_finish_is_safe_twice():
     runner.finish()
 
 
+def test_after_a_step_that_failed_the_next_one_says_so():
+    """A loop that catches the error, as for want of memory, must not go on without training."""
+    runner = plain(OLDSGD(tau=2))
+    runner.start()
+    runner.descend = lambda g: torch.zeros(1) @ torch.zeros(2)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError):
+        runner.advance(torch.zeros(3, 4))
+    del runner.descend
+    with pytest.raises(UserError, match="an earlier step failed in the middle of a round"):
+        runner.advance(torch.zeros(3, 4))
+    runner.finish()
+    assert not runner.advance(torch.zeros(3, 4))
+
+
 def test_finish_in_the_middle_of_a_round_completes_the_flight():
     runner = plain(OLDSGD(tau=5))
     runner.start()
@@ -122,6 +136,7 @@ def test_gradient_form_refuses_what_it_would_get_wrong():
         swarm(OLDSGD(form="gradient"), "sgd")
     runner = plain(OLDSGD(tau=2, form="gradient"))
     runner.start()
+    runner.advance(torch.zeros(3, 4))
     runner._alpha = 0.2  # a scheduler in the middle of a round
     with pytest.raises(UserError, match="step size changed inside a round"):
         runner.advance(torch.zeros(3, 4))
@@ -155,3 +170,17 @@ def test_an_algorithm_may_read_and_change_the_gradient():
         for slot in flat.parameters:
             k = slice(slot.offset, slot.offset + slot.tensor.numel())
             torch.testing.assert_close(x[k], b[k] - 0.05 * 2 * own[k])
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_begun_twice_is_begun_once(name):
+    """As after a calibration: what a schedule prepared for the first start is prepared anew."""
+    once, twice = (plain(algorithms.get(name)()) for _ in range(2))
+    twice.start()
+    twice.restart()
+    once.start()
+    for t in range(15):
+        g = rows(3, 4) * (t + 1)
+        once.advance(g.clone())
+        twice.advance(g.clone())
+    assert torch.equal(once.x, twice.x)

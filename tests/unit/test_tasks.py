@@ -157,6 +157,18 @@ def test_samples_are_the_same_in_every_process_and_nested_in_the_training_set(ma
     assert table.max() - table.min() <= 2  # every label
 
 
+def test_digits_are_those_of_scikit_learn(make):
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    ours = make("digits").train_sample(), make("digits").test_set()
+    x, y = (np.concatenate([part.rows[k] for part in ours]) for k in (0, 1))
+    theirs = (images.reshape(-1, 1, 8, 8) / 8 - 1).astype(np.float32)
+    assert sorted(zip(map(bytes, x), y, strict=True)) == sorted(
+        zip(map(bytes, theirs), labels, strict=True)
+    )
+
+
 @pytest.mark.parametrize("batchnorm", [False, True])
 def test_digits_learns(make, batchnorm):
     task = make("digits", batchnorm=batchnorm)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from small_data import REAL, needs_cifar10, needs_wikitext2, write_bpe, write_wikitext
 from torch import nn
 
@@ -86,7 +88,18 @@ def test_pretrained_weights_that_do_not_fit_are_refused_in_one_line(data):
     (data / "pickled" / "model.safetensors").unlink()
     torch.save(unsafe.state_dict(), data / "pickled" / "pytorch_model.bin")
     (data / "empty").mkdir()
+    half = checkpoint(data / "half").state_dict()
+    del half["transformer.h.0.mlp.c_fc.weight"], half["lm_head.weight"]
+    save_file(half, data / "half" / "model.safetensors", {"format": "pt"})
+    checkpoint(data / "torn")
+    (data / "torn" / "model.safetensors").write_bytes(b"\x10" + bytes(30))
+    checkpoint(data / "odd")
+    config = json.loads((data / "odd" / "config.json").read_text())
+    (data / "odd" / "config.json").write_text(json.dumps(config | {"n_layer": "two"}))
     expected = {
+        "half": "are not all of GPT-2's: transformer.h.0.mlp.c_fc.weight is missing, one of 1",
+        "torn": "could not be loaded",
+        "odd": "could not be loaded",
         "small": "know 299 tokens, the tokenizer 300",
         "short": "reach 8 positions, less than --seq 16",
         "pickled": "could not be loaded",

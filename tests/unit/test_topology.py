@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology import NAMES, from_matrix, from_name, from_networkx
+from hpc_oldsgd.topology import (
+    NAMES,
+    Topology,
+    from_file,
+    from_matrix,
+    from_name,
+    from_networkx,
+)
+from hpc_oldsgd.topology.core import Round
 
 IRREGULAR = ("grid", "star", "erdos-renyi")
 
@@ -205,6 +213,24 @@ def test_given_matrix_is_made_exact():
     t = from_matrix(np.round(from_name("ring", 9).W, 6))
     assert (t.W == t.W.T).all()
     np.testing.assert_allclose(t.W.sum(axis=0), 1, atol=4e-16)
+
+
+def test_given_weights_that_leave_nothing_to_oneself_are_made_exact(tmp_path):
+    """Rounded up, all of a row would be more than 1, and a diagonal of 0 cannot give way."""
+    W = np.round((np.ones((7, 7)) - np.eye(7)) / 6, 6)
+    edges = tmp_path / "edges.txt"
+    edges.write_text("".join(f"{i} {j} {W[i, j]}\n" for i in range(7) for j in range(i)))
+    for t in (from_matrix(W), from_file(edges)):
+        np.testing.assert_allclose(t.W.sum(axis=0), 1, atol=4e-16)
+        assert (t.W >= 0).all() and (t.W == t.W.T).all()
+
+
+def test_rounds_of_ones_own_are_checked():
+    edges = np.array([[0, 1], [1, 2]])
+    with pytest.raises(UserError, match="negative"):
+        Topology("mine", 3, [Round.from_edges(3, edges, np.array([0.9, 0.9]))])
+    with pytest.raises(UserError, match=r"a row sums to 0\.8"):
+        Topology("mine", 3, [Round.from_edges(3, edges, np.full(2, 0.3), np.full(3, 0.5))])
 
 
 def test_matrices_of_a_period():

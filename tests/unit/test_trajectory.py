@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from problems import literal_oldsgd, quadratic
 
 from hpc_oldsgd import topology
@@ -96,6 +97,9 @@ def test_a_thousand_agents():
         ({"x0": np.zeros((3, 2), np.int64)}, "float32 or float64"),
         ({"x0": np.full((3, 2), np.nan)}, "not finite"),
         ({"rounds": -1}, "rounds"),
+        ({"rounds": 1.5}, "whole number"),
+        ({"alpha": np.nan}, "alpha must be finite"),
+        ({"wire": "fp8"}, "no wire type"),
         ({"topology": topology.from_name("ring", 4)}, "3 rows"),
         ({"algorithm": "oldsdg"}, "did you mean oldsgd"),
     ],
@@ -107,3 +111,11 @@ def test_bad_input_is_refused_in_a_sentence(change, message):
     }  # fmt: skip
     with pytest.raises(UserError, match=message):
         trajectory(**{**good, **change})
+
+
+def test_the_wire_has_a_name_and_rounds_may_be_a_float():
+    x0, grad = start(3, dtype=np.float32), quadratic(3, 7, np.float32)
+    named = trajectory("oldsgd", "ring", x0, grad, 0.1, 4.0, wire="bf16")
+    typed = trajectory("oldsgd", "ring", x0, grad, 0.1, 4, wire=torch.bfloat16)
+    assert (named.X == typed.X).all()
+    assert (named.X != trajectory("oldsgd", "ring", x0, grad, 0.1, 4).X).any()
