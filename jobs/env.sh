@@ -10,6 +10,7 @@
 : "${HPC_OLDSGD_LAUNCHER:=srun}"                # srun or mpirun
 : "${HPC_OLDSGD_MPI:=auto}"                     # srun's --mpi; auto: what fits mpi4py's MPI
 : "${HPC_OLDSGD_RESTARTS:=100}"                 # a job that was requeued as often is not requeued again
+: "${HPC_OLDSGD_RETRIES:=2}"                    # how often a start that a signal ended is tried again
 SRUN_OPTIONS=(--cpu-bind=cores)
 MPIRUN_OPTIONS=()                               # Open MPI, several ranks on a core: --bind-to none
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
@@ -22,7 +23,10 @@ say() { echo "$(date +%T) ${SLURM_JOB_NAME:-job}: $*"; }
 fail() { say "$*" >&2; exit 2; }
 
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a Slurm job: start it with sbatch"
-[[ $HPC_OLDSGD_RESTARTS =~ ^[0-9]+$ ]] || fail "HPC_OLDSGD_RESTARTS is a whole number, not $HPC_OLDSGD_RESTARTS"
+for count in RESTARTS RETRIES; do
+  name=HPC_OLDSGD_$count
+  [[ ${!name} =~ ^[0-9]+$ ]] || fail "$name is a whole number, not ${!name}"
+done
 if [[ -n $HPC_OLDSGD_VENV ]]; then
   PATH=$HPC_OLDSGD_VENV/bin:$PATH
   [[ -x $HPC_OLDSGD_VENV/bin/python ]] ||
@@ -95,11 +99,14 @@ sweep() {
 
 # All tasks of the allocation must be one MPI world: N worlds of one rank are an error, not a result.
 check_world() {
-  local n=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} greetings
+  local n=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} left=$HPC_OLDSGD_RETRIES greetings
   tasks "$n"
   [[ -z ${SLURM_RESTART_COUNT:-} ]] || sweep
-  greetings=$("${start[@]}" python -m mpi4py.bench helloworld </dev/null) ||
-    fail "${start[*]} cannot start MPI programs: set HPC_OLDSGD_MPI or HPC_OLDSGD_LAUNCHER in jobs/env.sh"
+  until greetings=$("${start[@]}" python -m mpi4py.bench helloworld </dev/null); do
+    ((left-- > 0)) ||
+      fail "${start[*]} cannot start MPI programs: set HPC_OLDSGD_MPI or HPC_OLDSGD_LAUNCHER in jobs/env.sh"
+    say "MPI did not start: once more"
+  done
   (($(grep -c " of $n on " <<<"$greetings") == n)) ||
     fail "${start[*]} started no world of $n ranks but: $(sort <<<"$greetings" | uniq -c | head -n 3)" \
       "(mpi4py and the launcher belong to different MPIs: set HPC_OLDSGD_MPI in jobs/env.sh)"
@@ -132,12 +139,19 @@ run() { # COMMAND...
 # The same for a command that can resume. One that was stopped goes on when the job starts again; a
 # signal before its handler was there has killed it, which loses nothing either.
 resumable() { # COMMAND...
-  [[ -z $asked ]] || requeue
-  run "$@"
-  # 10: killed by USR1, as MPICH's mpirun says it; others add 128.
-  if ((code == 75)) || { [[ -n $asked ]] && ((code > 128 || code == 10)); }; then
-    requeue
-  fi
+  local left=$HPC_OLDSGD_RETRIES
+  while :; do
+    [[ -z $asked ]] || requeue
+    run "$@"
+    # 10: killed by USR1, as MPICH's mpirun says it; others add 128.
+    if ((code == 75)) || { [[ -n $asked ]] && ((code > 128 || code == 10)); }; then
+      requeue
+    fi
+    # Nobody asked: MPI's start fails by chance once in many (docs/troubleshooting.md).
+    ((code > 128 && left-- > 0)) || break
+    say "a signal ended it (exit code $code): once more, from its checkpoint where it has one"
+    sweep
+  done
 }
 
 requeue() {

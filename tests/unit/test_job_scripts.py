@@ -98,6 +98,32 @@ def test_a_signalled_job_is_requeued_and_no_other(
     assert (f"scontrol requeue {requeued}\n" in done.stdout) == bool(requeued)
 
 
+@pytest.mark.parametrize(("failures", "code"), [(0, 0), (1, 0), (2, 0), (3, 139)])
+def test_a_start_that_a_signal_ended_is_tried_again(
+    failures: int, code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "srun").write_text("#!/bin/sh\n")  # sweeps
+    (tmp_path / "srun").chmod(0o755)
+    crashes = f"echo begins; echo >>starts; (($(wc -l <starts) > {failures})) || exit 139"
+    script = f"source {JOBS}/env.sh; resumable bash -c '{crashes}'; exit $code"
+    done = bash(script, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == code
+    assert done.stdout.count("begins") == min(failures, 2) + 1
+    assert done.stdout.count("once more") == min(failures, 2)
+
+
+def test_what_the_program_itself_ends_is_not_tried_again(tmp_path: Path) -> None:
+    script = f"source {JOBS}/env.sh; resumable bash -c 'echo begins; exit 4'; exit $code"
+    done = bash(script, tmp_path)
+    assert done.returncode == 4 and done.stdout.count("begins") == 1
+
+
+@pytest.mark.parametrize("name", ["HPC_OLDSGD_RESTARTS", "HPC_OLDSGD_RETRIES"])
+def test_a_count_that_is_none_is_one_line(name: str, tmp_path: Path) -> None:
+    done = bash(f"source {JOBS}/env.sh", tmp_path, **{name: "many"})
+    assert done.returncode == 2 and f"{name} is a whole number, not many" in done.stderr
+
+
 def test_srun_hands_on_the_environment_after_export_none(tmp_path: Path) -> None:
     given = {"SLURM_EXPORT_ENV": "NONE"}
     done = bash(f"source {JOBS}/env.sh; echo ${{SLURM_EXPORT_ENV-all}}", tmp_path, **given)
