@@ -51,8 +51,8 @@ test-mpi-%: setup-dev  ## the MPI tests on % ranks, as in make test-mpi-4
 test-openmpi-%: setup-dev  ## the same with Open MPI
 	scripts/mpi-tests.sh --openmpi $*
 
-test-deaths: setup-dev  ## every rank of a ring and a torus killed in turn, once and twice, over two transports: minutes
-	$(PY) -m pytest tests/unit/test_shrink.py -m long $(ARGS)
+test-deaths: setup-dev  ## every rank of a ring and a torus killed in turn, every algorithm killed and resumed: minutes
+	$(PY) -m pytest tests/unit/test_shrink.py tests/unit/test_train_job.py -m long $(ARGS)
 
 fuzz: setup-dev  ## tens of thousands of random inputs for the parsers and the op; CASES=3000 per test
 	CASES=$(or $(CASES),3000) $(PY) -m pytest tests/unit/test_fuzz_*.py \

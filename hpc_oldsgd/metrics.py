@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from . import status
+from . import locks, status
 from .errors import UserError
 
 FILES = ("config.json", "metrics.jsonl", "summary.json")
@@ -38,6 +38,7 @@ class RunFolder:
         """Why the last row is not on the disk yet; it is tried again with the next."""
         first = path / f".metrics.{os.getpid()}"
         try:
+            locks.claim(path)
             first.write_bytes(b"".join(map(_line, history)))
             first.replace(path / "metrics.jsonl")
             self._metrics = os.open(path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
@@ -85,6 +86,7 @@ class RunFolder:
 
     def close(self) -> None:
         os.close(self._metrics)
+        locks.release(self.path)
         if self._board is not None:
             with contextlib.suppress(OSError):  # a full disk has been told of
                 self._board.close()
@@ -122,6 +124,7 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
                 f"{path} is a link, and nothing is removed through one: give --overwrite the "
                 f"folder itself, {path.resolve()}"
             )
+        locks.claim(path)
         for name in (*FILES, "checkpoints", "trace.json", "tensorboard"):
             old = path / name
             if old.is_symlink() or old.is_file():
@@ -130,9 +133,7 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
                 shutil.rmtree(old)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
+        locks.claim(path)
         (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from None

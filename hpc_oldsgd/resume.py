@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import metrics, runs, status, stored
+from . import locks, metrics, runs, status, stored
 from .algorithms import Algorithm
 from .config import RunOptions
 from .errors import UserError
@@ -69,6 +69,15 @@ class Plan:
         if self.here:
             stored.remove_newer(self.path, self.found.r)
         return metrics.read_rows(run_of(self.found.folder), self.found.r)
+
+
+def claim(config: RunOptions) -> None:
+    """No other job writes any more to a run that goes on: what is found there now stays."""
+    path = source(config)
+    if path is not None and not config.resume_average:
+        out = config.out or run_of(path)
+        if (out / "config.json").exists():
+            locks.claim(out)
 
 
 def plan(

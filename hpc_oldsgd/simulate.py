@@ -108,6 +108,7 @@ def run(
     swarm, training = simulation.swarm, simulation.training
     model = swarm.models[0]
     who = resume.identity("simulate", config, algorithm, task, simulation.topology, model)
+    resume.claim(config)
     plan, overwrite = resume.plan(
         config, who, config.agents, lambda found: list(range(found.count)), lambda text: [text],
         console.say,

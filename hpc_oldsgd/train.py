@@ -92,7 +92,7 @@ def _run(
             return list(range(found.count)) if rank == 0 else []
         return [rank]
 
-    startup.check(lambda: resume.source(config))
+    startup.check(lambda: resume.claim(config) if rank == 0 else None)
     plan, overwrite = resume.plan(config, who, n, shards_here, startup.gather, console.say)
     if plan.goes_on is not None and config.auto_tau:
         algorithm = dataclasses.replace(algorithm, tau=plan.goes_on.manifest["tau"])

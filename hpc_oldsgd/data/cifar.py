@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _torchvision
 from ..errors import UserError
-from .files import lock
+from ..locks import lock
 from .partition import Ints
 from .shard import Rows
 

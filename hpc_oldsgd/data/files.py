@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import UserError
@@ -47,22 +44,6 @@ def cache_dirs(data: Path) -> list[Path]:
         f"tokens are cached in {data} or {places[1].parent}, and neither can be written to: "
         "make one writable or set XDG_CACHE_HOME"
     )
-
-
-@contextlib.contextmanager
-def lock(path: Path) -> Iterator[None]:
-    """One process at a time; the kernel frees the lock of a process that dies.
-
-    On file systems without locks all go on at once: the same work is done more than once, and
-    write_atomically still keeps the result whole.
-    """
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK):
-                raise
-        yield
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from .files import cache_dirs, cache_places, lock, sha256, write_atomically
+from ..locks import lock
+from .files import cache_dirs, cache_places, sha256, write_atomically
 from .partition import Ints
 from .shard import Rows
 from .text import encode, load_tokenizer

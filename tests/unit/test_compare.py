@@ -69,7 +69,7 @@ def test_what_is_done_stays_when_one_is_refused_and_one_is_cut_short(
     assert "oldsgd" in seen and "oled" in seen
     drawn = {run.config["algorithm"]["name"] for run in folders.read([out])}
     assert {"oldsgd", "kgt"} <= drawn and "lsgd" not in drawn
-    assert [p.name for p in out.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in out.iterdir() if p.name.startswith(".")] == [".lock"]
 
 
 def test_what_all_refuse_is_an_error(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_what_is_in_the_folder_decides(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--resume auto"):
         metrics.prepare(run, overwrite=False)
     metrics.prepare(run, overwrite=True)
-    assert [p.name for p in run.iterdir()] == ["notes.txt"]
+    assert sorted(p.name for p in run.iterdir()) == [".lock", "notes.txt"]
     # As a run that was killed before its first file leaves it, here on NFS.
     begun = tmp_path / "begun"
     (begun / "status").mkdir(parents=True)

@@ -37,41 +37,54 @@ def seconds_since(out: Path) -> float:
     return time.time() - float(out.with_suffix(".when").read_text())
 
 
+def killed_and_resumed(mpirun: Mpirun, tmp_path: Path, runs: dict[str, list[str]]) -> None:
+    """One job goes on with the run that the last one lost a rank in, and loses one in the next."""
+    go_on: list[str] = []
+    for k, (name, words) in enumerate(runs.items()):
+        run = [*words, "--out", str(tmp_path / name)]
+        killed = mpirun(3, MISBEHAVE, *go_on, "kill", str((k + 1) % 3), "31", *run)
+        assert seconds_since(tmp_path / name) < 10
+        assert killed.returncode != 0 and "failed" not in killed.stderr
+        assert ("goes on from round" in killed.stderr) == bool(go_on)
+        # Not each: the newest may be half written, the oldest half removed.
+        assert any((one / "manifest.json").exists() for one in newest_first(tmp_path / name))
+        go_on = ["nothing", "0", "0", *run, "--resume", "auto", "--"]
+    done = mpirun(3, MISBEHAVE, *go_on[:-1])
+    assert done.returncode == 0 and "goes on from round" in done.stderr
+    for name, words in runs.items():
+        whole = simulated(words, tmp_path / f"{name}-whole")
+        expected, found = (export.newest(run, print) for run in (whole, tmp_path / name))
+        assert found.r == expected.r
+        X = expected.read(0)["runner"]["x"]
+        for i in range(3):
+            assert torch.equal(found.read(i)["runner"]["x"], X[i]), (name, i)
+        rows, all_rows = (
+            [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            for run in (tmp_path / name, whole)
+        )
+        for column in ("round", "agent_loss"):
+            assert [row[column] for row in rows] == [row[column] for row in all_rows], name
+        times = [row["time"] for row in rows]
+        assert times == sorted(times) and times[0] > 0
+
+
 def test_killed_in_the_middle_and_resumed(mpirun: Mpirun, tmp_path: Path) -> None:
     """SIGKILL on a rank of its own; the resumed job ends with the bits of a run without a break."""
     runs = {
         "oldsgd": [*SHORT, "--momentum", "0.9"],
         "kgt": [*SHORT, "--algorithm", "kgt", "--optimizer", "adamw"],
     }
-    first, second = ([*words, "--out", str(tmp_path / name)] for name, words in runs.items())
-    killed = mpirun(3, MISBEHAVE, "kill", "1", "31", *first)
-    assert seconds_since(tmp_path / "oldsgd") < 10
-    assert killed.returncode != 0 and "failed" not in killed.stderr
-    # Not each: the newest may be half written, the oldest half removed.
-    assert any((one / "manifest.json").exists() for one in newest_first(tmp_path / "oldsgd"))
-    # The same job goes on with the first and loses a rank in the second.
-    killed = mpirun(
-        3, MISBEHAVE, "nothing", "0", "0", *first, "--resume", "auto",
-        "--", "kill", "2", "31", *second,
-    )  # fmt: skip
-    assert "goes on from round" in killed.stderr and killed.returncode != 0
-    done = mpirun(3, "-m", "hpc_oldsgd.train", *second, "--resume", "auto")
-    assert done.returncode == 0 and "goes on from round" in done.stderr
-    for name, words in runs.items():
-        whole = simulated(words, tmp_path / f"{name}-whole")
-        X = export.newest(whole, print).read(0)["runner"]["x"]
-        found = export.newest(tmp_path / name, print)
-        assert found.r == 30
-        for i in range(3):
-            assert torch.equal(found.read(i)["runner"]["x"], X[i]), (name, i)
-        rows, expected = (
-            [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-            for run in (tmp_path / name, whole)
-        )
-        assert [row["round"] for row in rows] == [5, 10, 15, 20, 25, 30]
-        assert [row["agent_loss"] for row in rows] == [row["agent_loss"] for row in expected]
-        times = [row["time"] for row in rows]
-        assert times == sorted(times) and times[0] > 0
+    killed_and_resumed(mpirun, tmp_path, runs)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_algorithm_killed_in_the_middle_and_resumed(mpirun: Mpirun, tmp_path: Path) -> None:
+    runs = {
+        name: [*SHORT, "--algorithm", name, *(["--tau", "1"] if name.startswith("dsgd") else [])]
+        for name in algorithms.names()
+    }
+    killed_and_resumed(mpirun, tmp_path, runs)
 
 
 def test_a_signal_to_one_rank(mpirun: Mpirun, tmp_path: Path) -> None:
