@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hpc_oldsgd import cli
 
-from .peers.launch import ROOT, mpirun, slow_net_works
+from .launch import ROOT, mpirun, slow_net_works
 
 NO_ROOT = "needs a slow network of its own, so root (or user namespaces), iproute2 and sch_tbf"
 

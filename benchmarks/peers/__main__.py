@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from hpc_oldsgd import cli
 
+from ..launch import launch, rate, slow_net_works
 from . import report
-from .launch import launch, rate, slow_net_works
 
 
 @dataclass(frozen=True)

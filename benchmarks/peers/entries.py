@@ -142,8 +142,7 @@ def decent_dp(load: Load, tau: int) -> Steps:
 
 def ours(name: str, graph: str = "ring", wire: str = "fp32") -> Callable[[Load, int], Steps]:
     def steps(load: Load, tau: int) -> Steps:
-        algorithm = algorithms.get(name)
-        made = algorithm() if algorithm().tau == 1 else algorithm(tau=tau)
+        made = algorithms.near_tau(name, tau)
         agent = Agent(load.model, load.optimizer, made, graph, wire=wire, sync=load.kind == "vgg11")
         try:
             while True:

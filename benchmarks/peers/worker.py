@@ -106,13 +106,10 @@ class Bench:
 
     def everywhere(self, *values: float) -> NDArray[np.float64]:
         """Row i: what rank i gave. Collective."""
-        table = np.zeros((self.n, len(values)))
-        table[self.rank] = values
-        return self.idle.reduce(table).result()
+        return self.idle.everywhere(*values).result()
 
     def _slowest(self, call: Callable[[], None]) -> float:
-        self.everywhere(0.0)
-        start = time.perf_counter()
+        start = self.idle.together()
         call()
         return float(self.everywhere(time.perf_counter() - start).max())
 
@@ -139,7 +136,7 @@ class Bench:
         self.load.fresh()
         steps = entry.steps(self.load, self.options.tau)
         next(steps)  # made, and in step; this is the first step of the first round
-        self.everywhere(0.0)
+        self.idle.together()
         marks = []
         for block in range(WARM_UP + self.options.rounds):
             for _ in range(tau - (block == 0)):

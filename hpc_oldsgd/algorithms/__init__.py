@@ -3,7 +3,7 @@
 # ruff: noqa: I001  the order of the paper's table is the order of every table
 
 from .base import Algorithm, require, state
-from .registry import get, names, register, registry
+from .registry import get, names, near_tau, register, registry, with_tau
 
 from .oldsgd import OLDSGD
 from .ldsgd import LDSGD
@@ -35,8 +35,10 @@ __all__ = [
     "OverlapLocalSGD",
     "get",
     "names",
+    "near_tau",
     "register",
     "registry",
     "require",
     "state",
+    "with_tau",
 ]

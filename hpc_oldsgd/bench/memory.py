@@ -147,8 +147,7 @@ def _row(
     else:
         momentum = 0.9 if options.optimizer == "momentum" else 0.0
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=momentum)
-    kind = algorithms.get(name)
-    algorithm = kind() if name.startswith("dsgd") else kind(tau=2)
+    algorithm = algorithms.near_tau(name, 2)
     agent = Agent(model, optimizer, algorithm, options.topology, comm, sync=False)
     meter.reset()
     agent.on_round.append(meter.look)

@@ -107,7 +107,7 @@ def main(options: Options) -> None:
 
     comm = world()
     bare, ours = Loop(options), Loop(options)
-    algorithm = algorithms.get(options.algorithm)(tau=options.tau)
+    algorithm = algorithms.near_tau(options.algorithm, options.tau)
     agent = Agent(ours.model, ours.optimizer, algorithm, options.topology, comm)
     hosts = agent.transport.gather_text(socket.gethostname())
     share = max(1, len(os.sched_getaffinity(0)) // hosts.count(hosts[comm.rank]))

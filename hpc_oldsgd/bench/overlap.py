@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .. import algorithms, topology
@@ -137,9 +136,9 @@ class Gradient:
         seconds, times = 0.0, 1
         while seconds < min(0.1, self.options.grad_seconds):
             times *= 2
-            start = _together(transport)
+            start = transport.together()
             self._spin(times)
-            seconds = float(_everywhere(transport, time.perf_counter() - start).max())
+            seconds = float(transport.everywhere(time.perf_counter() - start).result().max())
         return max(1, round(times * self.options.grad_seconds / seconds))
 
 
@@ -179,7 +178,7 @@ def main(options: Options) -> None:
 
     comm = world()
     graph = topology.from_name(options.topology, comm.size)
-    chosen = [_algorithm(name, options.tau) for name in options.algorithm]
+    chosen = [algorithms.near_tau(name, options.tau) for name in options.algorithm]
     choose_device(options.device)  # of several GPUs, each rank's own becomes the current one
 
     def transport() -> MpiTransport:
@@ -225,11 +224,6 @@ def main(options: Options) -> None:
         print(json.dumps({"results": results, "settings": settings}))
 
 
-def _algorithm(name: str, tau: int) -> Algorithm:
-    known = algorithms.get(name)
-    return known() if known().tau == 1 else known(tau=tau)
-
-
 def flat_model(options: Options, rank: int) -> Tensor:
     return torch.full((options.model_bytes // 4,), float(rank), device=options.device)
 
@@ -237,10 +231,10 @@ def flat_model(options: Options, rank: int) -> Tensor:
 def gradient_alone(transport: MpiTransport, gradient: Gradient) -> float:
     times = []
     for _ in range(IDLE_REPEATS):
-        start = _together(transport)
+        start = transport.together()
         gradient(transport)
         times.append(time.perf_counter() - start)
-    return float(_everywhere(transport, float(np.median(times))).max())
+    return float(transport.everywhere(float(np.median(times))).result().max())
 
 
 def exchange_alone(
@@ -250,11 +244,11 @@ def exchange_alone(
     period = transport.topology.period
     times = []
     for r in range((warm_up + repeats) * period):
-        _together(transport)
+        transport.together()
         transport.exchange(x, r).wait()
         transport.drain()
         times.append(transport.records[-1].transfer)
-    ranks = _everywhere(transport, *times).max(axis=0).reshape(-1, period)
+    ranks = transport.everywhere(*times).result().max(axis=0).reshape(-1, period)
     return float(ranks[warm_up:].mean(axis=1).min())
 
 
@@ -268,7 +262,7 @@ def measure(
 ) -> dict[str, Any]:
     runner = Emulated(flat_model(options, transport.rank), algorithm, transport, gradient)
     gradient.jitters = True
-    _together(transport)
+    transport.together()
     runner.start()
     while runner.r < WARM_UP + options.rounds:
         runner.step()
@@ -285,8 +279,8 @@ def measure(
         np.median(wall - in_gradient - exposed),
         np.mean([sum(f.left_out for f in flight) for flight in flights]),
     ]
-    ranks = _everywhere(transport, *map(float, own))
-    spread = _everywhere(transport, *np.percentile(wall, [25, 75]))
+    ranks = transport.everywhere(*map(float, own)).result()
+    spread = transport.everywhere(*np.percentile(wall, [25, 75])).result()
     runner.finish()
     slowest = int(ranks[:, 0].argmax())
     transfer, waited = ranks[:, 2].mean(), ranks[:, 3].mean()
@@ -305,16 +299,3 @@ def measure(
         "rest_s": float(ranks[:, 5].mean()),
         "left_out": float(ranks[:, 6].mean()),
     }
-
-
-def _everywhere(transport: MpiTransport, *values: float) -> NDArray[np.float64]:
-    """Row i: what rank i gave. Collective."""
-    table = np.zeros((transport.n, len(values)))
-    table[transport.rank] = values
-    return transport.reduce(table).result()
-
-
-def _together(transport: MpiTransport) -> float:
-    """All ranks leave at about the same time, which is returned."""
-    transport.reduce(np.zeros(1)).result()
-    return time.perf_counter()

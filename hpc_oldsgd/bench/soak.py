@@ -168,8 +168,7 @@ def run(
 
     n, i = comm.size, comm.rank
     graph = topology.from_name(options.topology, n)
-    kind = algorithms.get(options.algorithm)
-    algorithm = kind() if kind().tau == 1 else kind(tau=options.tau)
+    algorithm = algorithms.near_tau(options.algorithm, options.tau)
     late = Late(options.late_wait, options.staleness) if options.late == "reuse" else None
     problem = Problem(n, options.size)
     transport = MpiTransport(comm, graph, progress=options.progress, timeout_s=TIMEOUT_S, late=late)

@@ -130,8 +130,8 @@ def _cores(host: str, members: Sequence[int], mine: Facts) -> Iterator[Finding]:
             "oversubscribed",
             f"{len(members)} ranks share {len(cores)} of {mine[0]['machine_cores']} cores of "
             f"{host}: they wait for each other's gradients",
-            "Bind one rank to each core: mpirun --bind-to none or srun --cpu-bind=cores, and "
-            "--cpus-per-task."
+            "Give each rank cores of its own: srun --cpu-bind=cores with --cpus-per-task, or "
+            "mpirun --bind-to core; or let all use all of them: mpirun --bind-to none."
             if bound
             else "Start at most as many ranks as the host has cores.",
         )

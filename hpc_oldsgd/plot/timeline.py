@@ -17,7 +17,6 @@ from hpc_oldsgd.errors import UserError
 from . import style
 from .folders import Run, finite, read_object
 
-THREAD = ("compute", "wait", "mix", "evaluate", "checkpoint")
 FLYING = ("flight", "reduce")
 COLOURS = {
     "compute": "#0072b2",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import algorithms
+from ..errors import UserError
 from ..plot import curves, labels, style
 from . import engine, replay
 from .cells import Cell
@@ -30,14 +31,19 @@ class Options(StudyOptions):
     """Gradients that a message lasts; over MPI the network decides."""
     partition: tuple[str, ...] = ()
     """How the data is split; iid and label:0.7 if not given."""
-    agents: int = 9
-    """How many."""
+    agents: int | None = None
+    """How many; as in the paper if not given: 9, and 8 with GPT-2."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.seeds) > 1:
+            raise UserError("convergence draws one line for each algorithm: --seeds takes one.")
 
 
 def main(options: Options) -> None:
     grid = Grid(options)
     names = options.algorithm or (QUICK_ALGORITHMS if options.quick else algorithms.names())
-    sections, every = [], []
+    sections = []
     cells = {p: list(chosen(grid, options, names, p)) for p in options.partition or grid.partitions}
     every = [cell for some in cells.values() for cell in some]
     runs = engine.runs(every, options, grid.out)
@@ -53,14 +59,14 @@ def main(options: Options) -> None:
         "The paper shows these curves and no numbers of them. It finds that overlapping LED and "
         "LUGT as OLDSGD overlaps LDSGD (here oled and olgt) converges badly for tau > 1."
     ]
-    sections.append(beside(every, (), len(options.seeds), runs, said))
+    sections.append(beside(every, (), 1, runs, said))
     Report(f"Convergence: {grid.task.name}", sections, every, options.launcher).publish(
         out, options.write
     )
 
 
 def chosen(grid: Grid, options: Options, names: Sequence[str], partition: str) -> list[Cell]:
-    """To the end, past the target; the first seed alone, for one line each."""
+    """To the end, past the target."""
     more = {"partition": partition, "agents": options.agents, "target": None}
     seed = options.seeds[0]
     made = [

@@ -22,7 +22,8 @@ from ..algorithms import Algorithm
 from ..errors import UserError
 from ..schedule import Runner
 from ..transport.stacked import StackedFlight, StackedReduction, StackedTransport
-from .table1 import markdown, text_of
+from .report import markdown
+from .table1 import text_of
 
 N, D, ROUNDS = 4, 64, 3
 BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
@@ -159,13 +160,17 @@ def count(algorithm: Algorithm) -> Costs:
 
 
 def table() -> str:
-    head = ["algorithm", "time per round", "state", "work", "transport holds", "sends per round"]
-    lines = [head]
+    lines: list[dict[str, Any]] = []
     for name, cls in algorithms.registry().items():
         costs = count(cls())
         holds = _sum((costs.flights, "1 + deg"), (costs.reductions, "1 + 1/n"))
         sends = _sum((costs.exchanges, "deg"), (costs.all_reduces, "2(n-1)/n"))
-        lines.append([name, text_of(name), str(costs.state), str(costs.work), holds, sends])
+        lines.append(
+            {
+                "algorithm": name, "time per round": text_of(name), "state": costs.state,
+                "work": costs.work, "transport holds": holds, "sends per round": sends,
+            }
+        )  # fmt: skip
     return markdown(lines)
 
 

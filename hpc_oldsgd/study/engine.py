@@ -102,7 +102,7 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
     for k in range(steps + 1):
         if k == 1:
             start = time.perf_counter()
-        training._gradients(k)
+        training.gradients()
         simulation.swarm.step()
     seconds = (time.perf_counter() - start) / steps / cell.n
     model, samples, task = simulation.swarm.models[0], cell.config.eval_samples, training.task

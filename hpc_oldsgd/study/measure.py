@@ -48,16 +48,23 @@ def table(cells: Sequence[Cell], runs: Runs, c: float) -> Table:
     for cell in cells:
         if cell.key in runs:
             groups.setdefault((cell.algorithm.name, cell.tau), []).append(cell)
-    lines = []
+    lines: Table = []
     for (name, tau), same in groups.items():
-        pairs = [reached(cell, runs[cell.key], c) for cell in same]
-        whole = [pair for pair in pairs if pair is not None]
-        line: Record = {"algorithm": name, "tau": tau, "iterations": None, "time": None}
-        if len(whole) == len(pairs):
-            line["time"] = sum(pair[0] for pair in whole) / len(whole)
-            line["iterations"] = sum(pair[1] for pair in whole) / len(whole)
-        lines.append(line)
+        time, iterations = mean_reached(same, runs, c)
+        lines.append({"algorithm": name, "tau": tau, "iterations": iterations, "time": time})
     return lines
+
+
+def mean_reached(
+    cells: Sequence[Cell], runs: Runs, c: float, slow: tuple[str, ...] = (),
+    degree_aware: bool = False,
+) -> tuple[float, float] | tuple[None, None]:  # fmt: skip
+    """(time, iterations) over the seeds; nothing where one is missing or missed the target."""
+    there = (reached(x, runs[x.key], c, slow, degree_aware) for x in cells if x.key in runs)
+    pairs = [pair for pair in there if pair is not None]
+    if not pairs or len(pairs) < len(cells):
+        return None, None
+    return sum(p[0] for p in pairs) / len(pairs), sum(p[1] for p in pairs) / len(pairs)
 
 
 def reached(

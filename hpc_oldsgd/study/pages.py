@@ -48,11 +48,14 @@ def command(argv: Sequence[str]) -> str:
 
 
 def machine() -> str:
-    """Cores and processor."""
+    """Cores and processor, and the GPU where there is one."""
+    import torch
+
     name = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next(line.partition(": ")[2] for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"Made on {os.cpu_count()} cores of {name}, without a GPU"
+    gpu = f"with {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "without a GPU"
+    return f"Made on {os.cpu_count()} cores of {name}, {gpu}"

@@ -13,8 +13,8 @@ from .. import algorithms, cli, tasks
 from ..config import SimulateOptions
 from ..errors import UserError
 from ..tasks import Task
+from . import paper
 from .cells import Cell
-from .table1 import with_tau
 
 TAUS = (1, 3, 5, 10, 15, 20, 30, 40)  # the paper's
 QUICK_TAUS = (1, 5, 20)
@@ -153,12 +153,17 @@ class Grid:
         return self.options.out or Path("studies") / self.task.name
 
     @property
+    def agents(self) -> int:
+        """As many as the paper has for such a model."""
+        return paper.SETUP["agents"][paper.nearest(self.task.name)]
+
+    @property
     def partitions(self) -> tuple[str, ...]:
         return self.plan.partitions
 
     def cell(self, algorithm: str, tau: int, seed: int = 0, **more: Any) -> Cell | None:
         """None where the algorithm takes another number of steps a round."""
-        made = with_tau(algorithm, tau)
+        made = algorithms.with_tau(algorithm, tau)
         if made is None:
             return None
         plan = self.plan
@@ -167,7 +172,7 @@ class Grid:
             "iterations": plan.iterations, "target": plan.target, "final_test": False,
             "eval_every": max(1, plan.every // tau), "eval_samples": plan.samples,
             "keep": 1, "threads": 0 if self.options.mpi else 1, "gradients": plan.gradients,
-            **self.told, **more,
+            **self.told, **more, "agents": more.get("agents") or self.agents,
         }  # fmt: skip
         config = dataclasses.replace(self.base, **changes)
         return Cell(config, made, self.task, self.options.mpi)

@@ -7,6 +7,7 @@ long as the graph mixes; f* is known, or found by Newton's method.
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from .. import metrics, topology
+from ..algorithms import with_tau
 from ..clock import Clock
 from ..errors import UserError
 from ..plot import folders
@@ -28,7 +30,6 @@ from ..transport.stacked import StackedTransport
 from . import figures
 from .collect import Record, Table
 from .report import Report, Section, duration
-from .table1 import with_tau
 
 Floats = NDArray[np.float64]
 D, SAMPLES, SEED = 20, 16, 0
@@ -145,21 +146,17 @@ def main(options: Options) -> None:
     ]  # fmt: skip
     runs = options.out / "runs"
     left = [known for known in wanted if read(runs / folder(known), known) is None]
-    left.sort(key=lambda known: -known["agents"])  # the first tells how long the others take
+    left.sort(key=lambda known: -known["agents"])  # the first tells how long all take
     steps = sum(known["agents"] * known["iterations"] for known in left)
     if left:
-        print(f"{len(left)} of {len(wanted)} runs to go, {steps:,} gradients", flush=True)
+        ahead = duration(steps * gradient_seconds(left[0]))
+        print(f"{len(left)} of {len(wanted)} runs to go, {steps:,} gradients, {ahead}", flush=True)
     agents = sum(known["agents"] for known in left)
     bar = tqdm(total=agents, unit="agents", disable=not sys.stderr.isatty())
-    for k, known in enumerate(left):
+    for known in left:
         bar.set_description(folder(known))
-        start, own = time.perf_counter(), known["agents"] * known["iterations"]
         run(known, runs / folder(known))
         bar.update(known["agents"])
-        if k == 0 and left[1:]:
-            seconds = time.perf_counter() - start
-            rest = duration(seconds * (steps - own) / own)
-            print(f"the first run took {seconds:.1f} s: {rest} for the others", flush=True)
     bar.close()
     table = [line(known, runs) for known in wanted]
     out = options.out / "scale"
@@ -180,6 +177,15 @@ def main(options: Options) -> None:
 def folder(known: Record) -> str:
     """A quick run lies beside the full one, not in its place."""
     return "{problem}-{algorithm}-tau{tau}-{topology}-n{agents}-c{c:g}-{iterations}".format(**known)
+
+
+def gradient_seconds(known: Record) -> float:
+    """Of one agent's gradient and all around it, from a few rounds of this run."""
+    few = {**known, "iterations": min(known["iterations"], 4 * known["tau"])}
+    with tempfile.TemporaryDirectory() as place:
+        start = time.perf_counter()
+        run(few, Path(place) / "few")
+        return (time.perf_counter() - start) / (few["agents"] * few["iterations"])
 
 
 def run(known: Record, path: Path) -> None:

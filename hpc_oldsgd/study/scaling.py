@@ -15,7 +15,7 @@ from typing import Literal
 from . import engine, figures, paper
 from .cells import Cell
 from .collect import Record, Table, ratio
-from .measure import Runs, beside, comma, reached, setting, state
+from .measure import Runs, beside, comma, mean_reached, setting, state
 from .plans import Grid, StudyOptions
 from .report import Report, Section
 
@@ -92,7 +92,7 @@ def start(grid: Grid) -> tuple[float, int]:
 
 def lines(cells: dict[tuple[str, Rule, int], list[Cell]], runs: Runs, options: Options) -> Table:
     clocks = (math.nan,) if options.mpi else options.c
-    found = {key: {c: mean(same, runs, c) for c in clocks} for key, same in cells.items()}
+    found = {key: {c: mean_reached(same, runs, c) for c in clocks} for key, same in cells.items()}
     table = []
     for (name, rule, n), times in found.items():
         alone = found[name, rule, 1]
@@ -107,15 +107,6 @@ def lines(cells: dict[tuple[str, Rule, int], list[Cell]], runs: Runs, options: O
             line[f"paper, {model}"] = speedup if n == paper.SCALING_AGENTS else None
         table.append(line)
     return table
-
-
-def mean(cells: list[Cell], runs: Runs, c: float) -> tuple[float | None, float | None]:
-    """(time, iterations) over the seeds; nothing where one of them missed the target."""
-    pairs = [reached(cell, runs[cell.key], c) for cell in cells if cell.key in runs]
-    whole = [pair for pair in pairs if pair is not None]
-    if len(whole) < len(cells):
-        return None, None
-    return sum(p[0] for p in whole) / len(whole), sum(p[1] for p in whole) / len(whole)
 
 
 def verdict(table: Table) -> list[str]:

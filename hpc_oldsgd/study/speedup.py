@@ -33,8 +33,8 @@ class Options(StudyOptions):
     """Gradients that a message lasts; over MPI the network decides."""
     partition: tuple[str, ...] = ()
     """How the data is split; iid and label:0.7 if not given."""
-    agents: int = 9
-    """How many."""
+    agents: int | None = None
+    """How many; as in the paper if not given: 9, and 8 with GPT-2."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -48,7 +48,7 @@ class Options(StudyOptions):
 def main(options: Options) -> None:
     grid = Grid(options)
     partitions = options.partition or grid.partitions
-    cells = {p: both(grid, options, p) for p in partitions}
+    cells = cells_of(grid, options, partitions)
     every = [cell for some in cells.values() for cell in some]
     runs = engine.runs(every, options, grid.out)
     clocks = (math.nan,) if options.mpi else options.c
@@ -72,8 +72,11 @@ def main(options: Options) -> None:
     )
 
 
-def both(grid: Grid, options: Options, partition: str) -> list[Cell]:
-    return grid.cells(options.names, options.taus, partition=partition, agents=options.agents)
+def cells_of(grid: Grid, options: Options, partitions: Sequence[str]) -> dict[str, list[Cell]]:
+    return {
+        p: grid.cells(options.names, options.taus, partition=p, agents=options.agents)
+        for p in partitions
+    }
 
 
 def intro(cell: Cell, options: Options) -> str:

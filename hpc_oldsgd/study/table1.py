@@ -139,7 +139,7 @@ def main(options: Options) -> int:
 
 def virtual(options: Options) -> Iterable[Row]:
     made = (
-        (n, name, tau, with_tau(name, tau))
+        (n, name, tau, algorithms.with_tau(name, tau))
         for n in options.sizes for name in options.names for tau in options.taus
     )  # fmt: skip
     cells = [(n, name, tau, algorithm) for n, name, tau, algorithm in made if algorithm is not None]
@@ -166,16 +166,6 @@ def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
     x0 = np.zeros((n, 1))
     run = trajectory(algorithm, topology, x0, lambda i, x, k: x, 0.1, WARM_UP + 1, c)
     return float(run.time[-1] - run.time[-2])
-
-
-def with_tau(name: str, tau: int) -> Algorithm | None:
-    """None for the algorithms of one step a round at another tau."""
-    try:
-        return algorithms.get(name)(tau=tau)
-    except UserError:
-        if tau < 1:
-            raise
-        return None
 
 
 def evaluate(name: str, tau: float, c: float, a: float) -> float | None:
@@ -227,12 +217,3 @@ def draw(rows: Sequence[Row], out: Path) -> Sequence[Path]:
         panels.append(figures.Panel(f"n = {rows[0].n}, c = {c:.3g}", drawn))
     out.mkdir(parents=True, exist_ok=True)
     return figures.lines(out / "table1", panels, "tau", "time of a round", log="xy")
-
-
-def markdown(lines: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    rows = [
-        "| " + " | ".join(f"{s:{w}}" for s, w in zip(r, widths, strict=True)) + " |" for r in lines
-    ]
-    rule = "| " + " | ".join("-" * w for w in widths) + " |"
-    return "\n".join([rows[0], rule, *rows[1:]])

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from .. import topology
-from ..algorithms import Algorithm
+from ..algorithms import Algorithm, with_tau
 from ..swarm import Plain
 from ..topology import Topology
 from ..transport.mpi import MpiTransport, world
 from .report import duration
-from .table1 import WARM_UP, Options, Row, evaluate, text_of, with_tau
+from .table1 import WARM_UP, Options, Row, evaluate, text_of
 
 ALONE = 7  # repetitions of a message that is timed alone
 QUICK_ROUNDS = 3
@@ -61,7 +61,7 @@ def alone(transport: MpiTransport, action: Callable[[int], object]) -> float:
     """Median seconds of something that all ranks begin together, of the slowest rank."""
     times = []
     for r in range(WARM_UP + ALONE):
-        start = together(transport)
+        start = transport.together()
         action(r)
         times.append(time.perf_counter() - start)
     return slowest(transport, float(np.median(times[WARM_UP:])))
@@ -75,7 +75,7 @@ def round_seconds(
     boundaries: list[float] = []
     runner.on_round.append(lambda _: boundaries.append(time.perf_counter()))
     g = torch.zeros_like(x)
-    together(transport)
+    transport.together()
     runner.start()
     while runner.r < WARM_UP + rounds:
         time.sleep(options.grad_seconds)
@@ -84,11 +84,6 @@ def round_seconds(
     seconds = slowest(transport, median)
     runner.finish()
     return seconds
-
-
-def together(transport: MpiTransport) -> float:
-    transport.reduce(np.zeros(1)).result()
-    return time.perf_counter()
 
 
 def slowest(transport: MpiTransport, seconds: float) -> float:

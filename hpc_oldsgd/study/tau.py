@@ -27,10 +27,7 @@ class Options(speedup.Options):
 def main(options: Options) -> None:
     grid = Grid(options)
     partitions = options.partition or grid.partitions
-    cells = {
-        p: grid.cells(options.algorithm, options.taus, partition=p, agents=options.agents)
-        for p in partitions
-    }
+    cells = speedup.cells_of(grid, options, partitions)
     every = [cell for some in cells.values() for cell in some]
     runs = engine.runs(every, options, grid.out)
     lines: Table = []

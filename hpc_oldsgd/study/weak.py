@@ -21,11 +21,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from ..algorithms import get
 from ..errors import UserError
 from . import figures
 from .collect import Table
+from .costs import count
 from .report import Report, Section, duration
-from .table1 import text_of
 
 SLOW_NET = Path(__file__).parents[2] / "benchmarks" / "slow_net.sh"
 WARM_UP = 2  # rounds that `bench overlap` adds
@@ -170,7 +171,7 @@ def lines(found: dict[int, dict[str, Any]]) -> Table:
         settings = content["settings"]
         for result in content["results"]:
             algorithm, seconds = result["algorithm"], result["round_s"]
-            reduces = "2(n-1)/n" in text_of(algorithm)  # what was timed alone is an exchange
+            reduces = count(get(algorithm)()).all_reduces > 0  # what was timed alone is an exchange
             table.append(
                 {
                     "algorithm": algorithm, "ranks": n, "seconds a round": seconds,

@@ -146,6 +146,12 @@ class Transport(ABC):
     def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> Pending:
         """Reduce a few numbers over all agents without a stall. Collective."""
 
+    def everywhere(self, *values: float) -> Pending:
+        """Row i of the result: what rank i gave. Collective."""
+        table = np.zeros((self.n, len(values)))
+        table[getattr(self, "rank", 0)] = values
+        return self.reduce(table)
+
     @abstractmethod
     def drain(self) -> None:
         """Complete and drop every open flight. Collective."""

@@ -154,6 +154,11 @@ class MpiTransport(Transport):
         self._numbers = [p for p in self._numbers if not p.done()] + [pending]
         return pending
 
+    def together(self) -> float:
+        """Blocking: all ranks leave at about the same time, which is returned."""
+        self.everywhere(0.0).result()
+        return time.perf_counter()
+
     def gather_text(self, text: str) -> list[str]:
         return gather_text(self.comm, text, self.timeout_s)
 

@@ -298,9 +298,5 @@ class Startup:
     def clock_offset(self) -> float:
         return clock_offset(self.comm, timeout_s=self.timeout_s)
 
-    def same_text(self, text: str) -> str:
-        """Rank 0's."""
-        return self.gather(text)[0]
-
     def gather(self, text: str) -> list[str]:
         return gather_text(self.comm, text, self.timeout_s)

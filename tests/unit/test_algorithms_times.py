@@ -23,7 +23,7 @@ def test_every_algorithm_has_a_formula() -> None:
 @pytest.mark.parametrize("name", algorithms.names())
 def test_round_times_follow_the_formulas(name: str, n: int) -> None:
     for tau, c in GRID:
-        algorithm = table1.with_tau(name, tau)
+        algorithm = algorithms.with_tau(name, tau)
         if algorithm is not None:
             measured = table1.round_time(algorithm, "ring", n, c)
             expected = table1.evaluate(name, tau, c, 2 * (n - 1) / n * c)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from benchmarks import accuracy, growth
+from benchmarks.launch import mpirun, rate
 from benchmarks.peers import report
 from benchmarks.peers.entries import ENTRIES
-from benchmarks.peers.launch import mpirun, rate
 from hpc_oldsgd import cli
 from hpc_oldsgd.errors import UserError
 

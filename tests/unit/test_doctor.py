@@ -240,7 +240,6 @@ def test_on_three_ranks(mpirun: Mpirun) -> None:
     assert modes in (["none", "poll", "thread"], ["none", "poll"])
     assert found["network"]["within a host"]["edges"] == 3
     assert found["advice"]["command"].startswith("mpirun -n 3 python -m hpc_oldsgd.train")
-    assert found["seconds"] < 60
     text = report.text(found)
     assert all(warning["fix"] in text for warning in found["warnings"])
     assert found["advice"]["command"] in text and "thread level" in text

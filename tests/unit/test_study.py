@@ -248,6 +248,10 @@ def test_over_mpi_time_is_wall_time(
     assert "1 of 1 runs to go" in capsys.readouterr().out
     study.main(["speedup", *TINY, *words])
     assert "to go" not in capsys.readouterr().out
+    study.main(["stragglers", *TINY, *words, "--factor", "20"])
+    assert "1 of 2 runs to go" in capsys.readouterr().out  # the other one is the speed-up's
+    (line,) = rows(tmp_path / "stragglers" / "stragglers.csv")
+    assert line["c"] == "" and float(line["slowed down"]) > 1.5
 
 
 @pytest.mark.parametrize(

