@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import sys
 import time
 import traceback
@@ -12,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from . import calibration, cli, metrics, resume, runs, tuning
 from .agent import Agent
 from .checkpoint import Checkpoints
 from .config import TrainOptions
 from .console import Console, summary_lines
+from .device import choose_device, set_threads, unseen_gpu
 from .errors import Diverged, NeighbourTimeout, UserError
 from .launcher import check_world
 from .recovery import Recovery
@@ -78,6 +76,8 @@ def _run(
     if config.on_failure == "shrink":
         startup.check(require_ulfm)
     device = startup.check(lambda: choose_device(config.device))
+    if config.device == "auto" and (unseen := unseen_gpu(device)):
+        console.say(unseen)
     set_threads(config.threads, startup.sharing)
     topology = startup.check(lambda: runs.make_topology(config, n))
     if config.auto_tau:
@@ -237,26 +237,6 @@ def alone(
         elif not isinstance(error, KeyboardInterrupt):
             shown = f"{PROG}: rank {comm.rank} failed, the job ends:\n{traceback.format_exc()}"
         end_job(comm, shown, code or (130 if isinstance(error, KeyboardInterrupt) else 1))
-
-
-def choose_device(wanted: str) -> torch.device:
-    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
-    # With one GPU bound to each task it is device 0; where a rank sees all, it takes its own.
-    # Slurm's number comes last: mpirun hands every rank the batch script's, which is 0.
-    local = next(
-        (os.environ[k] for k in ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-         if k in os.environ), "0",
-    )  # fmt: skip
-    device = torch.device("cuda", int(local) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def set_threads(threads: int, sharing: int) -> None:
-    torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // sharing))
 
 
 def write_trace(trace: Trace, path: Path, gather: Gather) -> str:

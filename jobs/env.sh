@@ -197,7 +197,11 @@ alpha_for() { # N
 }
 
 # Tables and figures of a folder of runs: now, or by a job that waits for this whole array.
-collect() { python -m hpc_oldsgd.study collect "$1" || exit; }
+# What went wrong before stays the job's exit code.
+collect() { # FOLDER [OPTION...]
+  local bad
+  python -m hpc_oldsgd.study collect "$@" || { bad=$?; ((failed)) || failed=$bad; }
+}
 collect_later() { # FOLDER
   local options=(--dependency=afterany:"$SLURM_ARRAY_JOB_ID" --partition="$SLURM_JOB_PARTITION")
   local asked_for=$1/.collect-$SLURM_ARRAY_JOB_ID # once for the array, however often it is requeued

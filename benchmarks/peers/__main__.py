@@ -46,10 +46,14 @@ def main(options: Options) -> None:
     runs = []
     for load in options.load:
         for n in options.ranks:
+            same = []
             for ratio in options.ratio if slow else (0.0,):
-                runs.append({**one(options, load, n, ratio)})
-                runs[-1]["settings"]["ratio"] = ratio
-                print(report.table(runs[-1]), *report.goals(runs[-1]), "", sep="\n", flush=True)
+                same.append(one(options, load, n, ratio))
+                same[-1]["settings"]["ratio"] = ratio
+                print(report.table(same[-1]), *report.goals(same[-1]), "", sep="\n", flush=True)
+            if len(same) > 1:
+                print(f"{n} ranks, {load}:\n", report.beside(same), "", sep="\n", flush=True)
+            runs += same
     print(report.NOTES)
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)

@@ -143,7 +143,7 @@ def decent_dp(load: Load, tau: int) -> Steps:
 def ours(name: str, graph: str = "ring", wire: str = "fp32") -> Callable[[Load, int], Steps]:
     def steps(load: Load, tau: int) -> Steps:
         made = algorithms.near_tau(name, tau)
-        agent = Agent(load.model, load.optimizer, made, graph, wire=wire, sync=load.kind == "vgg11")
+        agent = Agent(load.model, load.optimizer, made, graph, wire=wire, sync=load.real)
         try:
             while True:
                 load.zero_grad()

@@ -35,7 +35,7 @@ class Load:
     def fresh(self) -> None:
         torch.manual_seed(0)
         self.optimizer: torch.optim.Optimizer
-        if self.kind == "vgg11":
+        if self.real:
             self.model: nn.Module = vgg11()
             self._images = torch.randn(self.batch, 3, 32, 32)
             self._labels = torch.arange(self.batch) % 10
@@ -48,20 +48,25 @@ class Load:
                     p.fill_(self.rank)
 
     @property
+    def real(self) -> bool:
+        """Gradients are cleared, models start alike; the emulated one has none of it."""
+        return self.kind == "vgg11"
+
+    @property
     def nbytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def gradient(self, model: nn.Module | None = None) -> None:
         """The forward and backward pass, through `model` where a contestant wraps ours."""
         model = self.model if model is None else model
-        if self.kind == "vgg11":
+        if self.real:
             nn.functional.cross_entropy(model(self._images), self._labels).backward()
         else:
             model(torch.zeros((), requires_grad=True)).backward()
 
     def zero_grad(self) -> None:
         # The emulated gradient adds zeros: clearing it would cost memory traffic for nothing.
-        if self.kind == "vgg11":
+        if self.real:
             self.optimizer.zero_grad()
 
     def calibrate(self, together: Callable[[Callable[[], None]], float]) -> None:

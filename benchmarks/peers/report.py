@@ -40,17 +40,19 @@ def table(run: Run) -> str:
 
 def beside(runs: list[Run]) -> str:
     """Several runs of the same contestants in one table, a pair of columns each."""
-    heads = [f"{r['settings']['ratio']:g} t_g | ratio" for r in runs]
-    lines = [f"| a message takes | graph | wire | {' | '.join(heads)} | CPU s |"]
+    heads = [f"s a step, message {r['settings']['ratio']:g} t_g | ratio" for r in runs]
+    lines = [f"| | graph | wire | {' | '.join(heads)} | CPU s |"]
     lines.append("| --- " * (4 + 2 * len(runs)) + "|")
     for r in runs[0]["results"]:
-        rows = [one for one in (find(run, r["entry"]) for run in runs) if one]
+        rows = [find(run, r["entry"]) for run in runs]
         cells = [
             f"{one['step_s']:.3f} ({one['step_min_s']:.3f} to {one['step_max_s']:.3f}) "
             f"| {one['ratio_to_ideal']:.3f}"
+            if one
+            else "- | -"
             for one in rows
         ]
-        cpu = ", ".join(f"{one['cpu_s']:.3f}" for one in rows)
+        cpu = ", ".join(f"{one['cpu_s']:.3f}" if one else "-" for one in rows)
         lines.append(f"| {r['entry']} | {r['graph']} | {r['wire']} | {' | '.join(cells)} | {cpu} |")
     return "\n".join(lines)
 

@@ -172,7 +172,7 @@ class Emulated(Runner):
 
 
 def main(options: Options) -> None:
-    from ..train import choose_device
+    from ..device import choose_device
     from ..transport.mpi import MpiTransport, world
     from ..transport.mpi_requests import vendor
 

@@ -13,10 +13,10 @@ from typing import Any, Literal
 from .. import runs, tuning
 from ..algorithms import OLDSGD
 from ..config import TrainOptions
+from ..device import choose_device, set_threads
 from ..errors import UserError
 from ..launcher import check_world
 from ..topology import Topology
-from ..train import choose_device, set_threads
 from . import findings, findings_network, links, machine, progress, report
 
 TAUS = tuning.Bounds()

@@ -15,7 +15,7 @@ from mpi4py import MPI
 from problems import rows
 from ways import FAST, WAYS, D, every_way, mixed
 
-from hpc_oldsgd import topology, train
+from hpc_oldsgd import device, topology
 from hpc_oldsgd.errors import NeighbourTimeout, UserError
 from hpc_oldsgd.transport import mpi_requests, probe
 from hpc_oldsgd.transport.mpi import MpiTransport
@@ -55,7 +55,7 @@ def test_a_rank_that_is_bound_has_its_cores_to_itself(comm, monkeypatch):
     own = {3 * comm.rank + k for k in range(3)}
     for cores in (own, set(range(3 * comm.size))):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
-        train.set_threads(0, mpi_requests.Startup(comm).sharing)
+        device.set_threads(0, mpi_requests.Startup(comm).sharing)
     assert set_to == [3, 3]
 
 

@@ -63,6 +63,8 @@ def test_table_and_goals_say_what_was_measured() -> None:
     assert report.goals({**run(), "results": []}) == []
     both = report.beside([run(), {**run(), "results": run()["results"][:-1]}])
     assert "| oldsgd | ring | fp32 | 0.210 (0.210 to 0.220) | 1.050 | 0.210" in both
+    assert len({line.count("|") for line in both.splitlines()}) == 1
+    assert both.splitlines()[-1].count(" - |") == 3  # the contestant that the second run lacks
 
 
 def test_figures_are_drawn(tmp_path: Path) -> None:
@@ -90,6 +92,14 @@ def test_time_to_accuracy_lies_between_two_points() -> None:
     curve = {"time": [0.0, 10.0, 20.0], "accuracy": [0.1, 0.5, 0.9]}
     assert accuracy.reached(curve, 0.7) == pytest.approx(15.0)
     assert accuracy.reached(curve, 0.95) is None
+    runs = [{"entry": "oldsgd", "iteration": [0, 5, 10], **curve}]
+    runs.append({**runs[0], "entry": "ddp", "time": [0.0, 20.0, 40.0]})
+    told = {"task": "digits", "ranks": 2, "tau": 5, "batch": 8, "ratio": 1.0, "target": [0.7, 0.95]}
+    text = accuracy.table(
+        {"options": told, "runs": runs, "bytes": 4, "t_g": 0.1, "network": "1mbit"}
+    )
+    assert "| oldsgd | 15.0 |  | not in 20 | | 2.000 | 0.900 after 10 steps |" in text
+    assert "| ddp | 30.0 | 2.00x | not in 40 | | 4.000 | 0.900 after 10 steps |" in text
 
 
 def test_wrong_input_is_one_line() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd import train
+from hpc_oldsgd import device
 
 JOBS = Path(__file__).parent.parent.parent / "jobs"
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": "3"}
@@ -44,7 +44,16 @@ def test_mpirun_inside_a_job_gives_each_rank_its_gpu(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    assert train.choose_device("auto").index == index
+    assert device.choose_device("auto").index == index
+
+
+@pytest.mark.parametrize(("given", "told"), [("", False), ("-1", False), ("0", True)])
+def test_a_gpu_that_torch_does_not_see_is_told_of(
+    given: str, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    assert bool(device.unseen_gpu(torch.device("cpu"))) == told
+    assert not device.unseen_gpu(torch.device("cuda"))
 
 
 @pytest.mark.parametrize(
@@ -162,3 +171,17 @@ def test_the_step_size_follows_its_rule(rule: str, alpha: str, says: str, tmp_pa
 def test_a_wrong_rule_is_one_line(rule: str, says: str, tmp_path: Path) -> None:
     done = bash(f"source {JOBS}/env.sh; alpha_for 4", tmp_path, HPC_OLDSGD_ALPHA_RULE=rule)
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("train", "collect", "code"), [(0, 0, 0), (9, 2, 9), (0, 2, 2), (9, 0, 9)])
+def test_a_failed_run_is_the_exit_code(train: int, collect: int, code: int, tmp_path: Path) -> None:
+    """Whatever the tables make of what is left, and with the options that they were given."""
+    stub = tmp_path / "python"
+    stub.write_text(
+        f'#!/bin/sh\ncase "$*" in *collect*) echo "$*"; exit {collect};; *) exit {train};; esac\n'
+    )
+    stub.chmod(0o755)
+    script = f"source {JOBS}/env.sh; once out/a python x; collect out --target 0.9; exit $failed"
+    done = bash(script, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    assert done.returncode == code
+    assert "study collect out --target 0.9" in done.stdout
