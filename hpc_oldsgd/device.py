@@ -34,6 +34,6 @@ def unseen_gpu(device: torch.device) -> str:
     if device.type == "cuda" or given in ("", "-1", "NoDevFiles"):
         return ""
     return (
-        f"warning: CUDA_VISIBLE_DEVICES is {given}, but torch sees no GPU and trains on the CPU: install "
-        "torch's CUDA build (make TORCH=... on a node without a driver), or say --device cpu"
+        f"warning: CUDA_VISIBLE_DEVICES is {given}, but torch sees no GPU and trains on the CPU: "
+        "install torch's CUDA build (make TORCH=... on a node without a driver), or say --device cpu"
     )
