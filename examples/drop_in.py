@@ -1,4 +1,4 @@
-"""An ordinary PyTorch training loop, and the four lines that make it decentralized.
+"""An ordinary PyTorch training loop, and the lines that make it decentralized.
 
     mpirun -n 4 python examples/drop_in.py
 

@@ -35,5 +35,5 @@ def unseen_gpu(device: torch.device) -> str:
         return ""
     return (
         f"warning: CUDA_VISIBLE_DEVICES is {given}, but torch sees no GPU and trains on the CPU: "
-        "install torch's CUDA build (make TORCH=... on a node without a driver), or say --device cpu"
+        "install torch's CUDA build (make TORCH=... where there is no driver), or say --device cpu"
     )
