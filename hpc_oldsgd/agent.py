@@ -190,10 +190,16 @@ class Agent(Runner):
                     "or freeze it with requires_grad_(False)"
                 )
         check_form(self.algorithm, self.optimizer, self.flat)
+        check_wire(self.algorithm, self.transport.wire, self.flat.dtype)
 
     def _check_same_model(self, sync: bool) -> None:
-        graph = f"{self.transport.topology.name}:{self.transport.topology.digest()}"
-        asked = (self.algorithm, self.transport.wire, self.transport.late, f"sync={sync}", graph)
+        transport = self.transport
+        graph = f"{transport.topology.name}:{transport.topology.digest()}"
+        asked = (
+            self.algorithm, transport.wire, transport.late, f"sync={sync}",
+            f"all_reduce={transport.all_reduce_by}", f"pieces={transport.largest_message_bytes}",
+            graph,
+        )  # fmt: skip
         how = ",".join(map(str, asked)).replace(" ", "")
         signatures = self.transport.gather_text(f"{how} {self.flat.signature()}")
         for j, signature in enumerate(signatures):
@@ -249,6 +255,14 @@ def check_form(algorithm: Algorithm, optimizer: Optimizer, flat: Flat) -> None:
         raise UserError(
             'form="gradient" would lose what BatchNorm has counted in a round: use '
             'buffers="local" or form="delta" with this model'
+        )
+
+
+def check_wire(algorithm: Algorithm, wire: torch.dtype | None, model: torch.dtype) -> None:
+    if is_gradient_form(algorithm) and wire not in (None, model):
+        raise UserError(
+            'form="gradient" replaces the model by what was sent, and a narrower wire rounds that: '
+            'use form="delta", which keeps the mean'
         )
 
 

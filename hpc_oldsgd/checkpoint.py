@@ -103,6 +103,10 @@ class Checkpoints:
             self._control.wish("checkpoint")
             self._asked = True
 
+    def ask(self) -> None:
+        """For one at the next boundary, on all ranks alike."""
+        self._wanted = True
+
     def wanted(self, r: int, decided: set[str]) -> bool:
         """After the vote: whether to `save` now. The run's last boundary is saved in any case."""
         saving = self._saving

@@ -11,12 +11,14 @@ class Diverged(RuntimeError):
     """The loss became NaN, infinite or exploded: all ranks stopped at the same boundary."""
 
     exit_code = 3
+    local = False  # true where rank 0 is gone and another one speaks for all
 
 
 class Stopped(RuntimeError):
     """A signal ended the run at a boundary, with a checkpoint: it can be resumed."""
 
     exit_code = 75  # EX_TEMPFAIL: a job script may requeue
+    local = False
 
 
 class NeighbourTimeout(RuntimeError):

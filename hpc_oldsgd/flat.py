@@ -37,10 +37,10 @@ class Slot:
 class Running:
     """Running statistics, as BatchNorm keeps them, at the end of x: averages that forget.
 
-    A pass leaves 1 - momentum of what they were. Of what neighbours differed by when the snapshots
-    were taken only as much is added as is left by now: as if it had been mixed in then. Added in
-    full it would overshoot: variances below zero, and from ten passes or so on differences that
-    grow from round to round.
+    A pass leaves 1 - momentum of what they were, of a plain average over N passes N / (N + 1). Of
+    what neighbours differed by when the snapshots were taken only as much is added as is left by
+    now: as if it had been mixed in then. Added in full it would overshoot: variances below zero,
+    and from ten passes or so on differences that grow from round to round.
     """
 
     start: int
@@ -48,6 +48,8 @@ class Running:
     """Of every agent here."""
     keep: Tensor
     """1 - momentum of each, and 1 for what is no statistic."""
+    average: Tensor
+    """Which of them are plain averages over all passes: momentum None."""
     which: Tensor
     """The norm of every element from `start` on."""
 
@@ -59,7 +61,10 @@ class Running:
     def left(self, since: Tensor) -> Tensor:
         """(agents, d - start): the share of an earlier value that is left."""
         # Agent by agent: torch's powers may differ in the last bit with the length of a vector.
-        rows = [self.keep**passes for passes in self.passes() - since]
+        rows = []
+        for now, then in zip(self.passes(), since, strict=True):
+            plain = torch.where(now > then, then / now.clamp(min=1), 1.0)
+            rows.append(torch.where(self.average, plain, self.keep ** (now - then)))
         return torch.stack(rows)[:, self.which]
 
 
@@ -116,8 +121,12 @@ class Flat:
         which = torch.full((self.d - start,), len(norms[0]), device=self.device)
         for slot in slots:
             which[slot.offset - start :][: slot.tensor.numel()] = number[id(slot.tensor)]
-        keep = torch.tensor([*(1.0 - norm.momentum for norm in norms[0]), 1.0], device=self.device)
-        return Running(start, norms, keep, which)
+        keep = [1.0 - (norm.momentum or 0.0) for norm in norms[0]]
+        average = [norm.momentum is None and not _is_instance_norm(norm) for norm in norms[0]]
+        return Running(
+            start, norms, torch.tensor([*keep, 1.0], device=self.device),
+            torch.tensor([*average, False], device=self.device), which,
+        )  # fmt: skip
 
     def signature(self) -> str:
         """Names, shapes, type and layout: equal exactly on ranks whose models fit together."""
@@ -140,6 +149,11 @@ class Flat:
         for slot in self.parameters:
             view = slot.view(g)
             grad = slot.tensor.grad
+            if grad is not None and grad.layout is not torch.strided:
+                raise UserError(
+                    f"{slot.name} has a sparse gradient, which this algorithm cannot read: use "
+                    "Embedding(sparse=False), or oldsgd in its delta form"
+                )
             if grad is None:
                 view.zero_()
             elif grad.data_ptr() != view.data_ptr():
@@ -196,10 +210,23 @@ def _check_unshared(name: str, tensor: Tensor, seen: dict[int, str]) -> None:
 
 
 def _norms(module: nn.Module) -> list[Any]:
-    """Those whose statistics forget; with momentum None they are plain averages over all passes."""
+    """Those with running statistics, each of which counts its passes from now on."""
     kind = nn.modules.batchnorm._NormBase
     found = [m for m in module.modules() if isinstance(m, kind) and m.track_running_stats]
-    return [norm for norm in found if norm.momentum is not None]
+    for norm in filter(_is_instance_norm, found):
+        if _count_pass not in norm._forward_hooks.values():
+            norm.register_forward_hook(_count_pass)
+    return found
+
+
+def _is_instance_norm(norm: nn.Module) -> bool:
+    return isinstance(norm, nn.modules.instancenorm._InstanceNorm)
+
+
+def _count_pass(norm: Any, *_: Any) -> None:
+    """torch gives InstanceNorm BatchNorm's counter, and does not count."""
+    if norm.training:
+        norm.num_batches_tracked.add_(1)
 
 
 def check_trainable(module: nn.Module) -> None:

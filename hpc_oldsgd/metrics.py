@@ -38,7 +38,6 @@ class RunFolder:
         """Why the last row is not on the disk yet; it is tried again with the next."""
         first = path / f".metrics.{os.getpid()}"
         try:
-            locks.claim(path)
             first.write_bytes(b"".join(map(_line, history)))
             first.replace(path / "metrics.jsonl")
             self._metrics = os.open(path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)

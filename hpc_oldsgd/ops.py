@@ -25,6 +25,7 @@ from torch import Tensor
 
 from . import ops_checks as checks
 from . import ops_reference as reference
+from .errors import UserError
 
 __all__ = [
     "build_info",
@@ -121,6 +122,8 @@ def _run(
     addresses = checks.mix(
         "x" if form == DELTA else "out", x, y_self, neighbours, weights, acc, y_next, zero_acc
     )
+    if x.is_meta:
+        return
     if not _native_for(x.device):
         if form == GRADIENT:
             reference.mix(x, y_self, neighbours, weights, acc, alpha, y_next, zero_acc)
@@ -211,9 +214,14 @@ def _(*args: Any) -> None:
 
 def _traced(x: Tensor, *others: Tensor | None) -> bool:
     """For torch's dispatcher: a graph is being made, or there may be no memory behind a tensor."""
-    if torch.compiler.is_compiling() or x.is_meta:
+    if torch.compiler.is_compiling():
         return True
-    return type(x) not in _PLAIN or any(type(t) not in _PLAIN for t in others)
+    for t in (x, *others):
+        if type(t) not in _PLAIN:
+            if not isinstance(t, Tensor):
+                raise UserError(f"fused mixing takes torch tensors, not {type(t).__name__}.")
+            return True
+    return False
 
 
 def fused_mix(

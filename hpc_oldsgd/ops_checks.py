@@ -59,7 +59,7 @@ def mix(
             _no_grad("acc", acc)
         (written if zero_acc else read).append(("acc", a_acc, model_bytes))
     _no_grad(name, x)
-    if n:
+    if n and not x.is_meta:
         _overlaps(written, read)
     return a_x, a_y, a_nbr, a_acc, a_next
 

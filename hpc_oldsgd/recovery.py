@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,7 @@ from .training import Training
 
 @dataclass(frozen=True)
 class Lost:
-    """An agent that died; `rank` is the one it had when this job started."""
+    """An agent that died; `rank` is the one it had when its job started."""
 
     rank: int
     host: str
@@ -47,12 +48,14 @@ class Recovery:
         training: Training,
         console: Console,
         folder: RunFolder | None,
+        lost: Sequence[dict[str, Any]] = (),
     ) -> None:
+        """`lost`: those of the jobs that this one goes on from."""
         self.config, self.task, self.agent, self.training = config, task, agent, training
         self.console = console
         self.folder = folder
         """Where this is rank 0, which may be another rank after a death."""
-        self.lost: list[Lost] = []
+        self.lost = [Lost(**one) for one in lost]
         self.first_rank = agent.rank
         self._ranks = list(range(agent.n))  # that everybody had at first
         self._hosts = list(agent.transport.hosts)
@@ -113,7 +116,8 @@ class Recovery:
         training.regroup(transport.rank)
         config = dataclasses.replace(self.config, topology=name)
         who = resume.identity("train", config, agent.algorithm, self.task, graph, agent.model)
-        keeper.regroup(transport.rank, transport.n, {"run": who, "data": data})
+        about = {"run": who, "data": data, "lost": self.describe()}
+        keeper.regroup(transport.rank, transport.n, about)
         if transport.board is not None:
             transport.board.close()
             transport.board = Board(
@@ -143,7 +147,7 @@ class Recovery:
         keeper.before_commit = self.folder.sync
 
     def describe(self) -> list[dict[str, Any]]:
-        """For summary.json."""
+        """For summary.json and the manifests of checkpoints."""
         return [dataclasses.asdict(one) for one in self.lost]
 
     def _tell(self) -> dict[str, int]:

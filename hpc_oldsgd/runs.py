@@ -23,6 +23,7 @@ from .console import Console
 from .errors import Diverged, Stopped, UserError
 from .export import layout
 from .flat import Flat, check_trainable
+from .late import NO_EDGES
 from .metrics import RunFolder, environment
 from .tasks import Task
 from .topology import Topology
@@ -73,6 +74,11 @@ def tau_for_c(
     )  # fmt: skip
     chosen = dataclasses.replace(algorithm, tau=choice.tau)
     return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
+
+
+def check_late(config: RunOptions, algorithm: Algorithm, topology: Topology) -> None:
+    if config.late_policy() is not None and "all_reduce" in tuning.kinds(algorithm, topology):
+        raise UserError(NO_EDGES)
 
 
 def make_model(task: Task, device: torch.device | str = "cpu") -> nn.Module:

@@ -44,6 +44,7 @@ class Simulation:
     ) -> None:
         n = config.agents
         topology = runs.make_topology(config, n)
+        runs.check_late(config, algorithm, topology)
         speed = np.array(config.speeds())
         clock = Clock(n, config.c, speed, config.jitter, config.degree_aware, config.seed)
         self.tuned = ""

@@ -15,7 +15,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 FOLDER = "status"
@@ -31,7 +31,7 @@ class Status:
     what: str = "starting"
     round: int = 0
     waits_for: str = ""
-    since: float = 0.0
+    since: float = field(default_factory=time.time)
     """Seconds of the wall clock: other hosts read it."""
     reductions: int = 0
     """Votes and sums over all ranks that this one has joined."""

@@ -50,7 +50,7 @@ class Drag:
     """
 
     def __init__(self, slow: Sequence[str], jitter: float, seed: int, n: int, rank: int) -> None:
-        self._slowdown = slowdowns(slow, n)[rank]
+        self.slowdown = slowdowns(slow, n)[rank]
         self._jitter, self._n, self._rank = jitter, n, rank
         self._random = np.random.default_rng(seed)
         self.any = bool(slow) or jitter > 0
@@ -59,7 +59,7 @@ class Drag:
 
     def factor(self) -> float:
         """Of the next gradient."""
-        return self._slowdown * float(draw(self._random, self._jitter, self._n)[self._rank])
+        return self.slowdown * float(draw(self._random, self._jitter, self._n)[self._rank])
 
     def after(self, seconds: float) -> None:
         """Sleep what a gradient of `seconds` lacks."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .agent import check_form, one_alpha
+from .agent import check_form, check_wire, one_alpha
 from .algorithms import Algorithm
 from .errors import UserError
 from .flat import Buffers, Flat
@@ -28,6 +28,8 @@ class Plain(Runner):
         super().__init__(x, algorithm, transport)
         self._alpha = alpha
         self.g: Tensor | None = None
+        self._rows = _rows(x)
+        self._last_g: tuple[Tensor, list[Tensor]] | None = None
 
     def step(self) -> bool:
         assert self.g is not None
@@ -38,7 +40,15 @@ class Plain(Runner):
         return self._alpha
 
     def descend(self, g: Tensor) -> None:
-        self.x.sub_(g * self._alpha)
+        # Agent by agent, as torch.optim.SGD does it: in one pass over (n, d) torch would fuse the
+        # product into the sum for other elements, and the last bit would not be an Agent's.
+        if self._last_g is None or self._last_g[0] is not g:
+            self._last_g = g, _rows(g)  # of 1,000 agents the views take longer than the step
+        torch._foreach_add_(self._rows, self._last_g[1], alpha=-self._alpha)
+
+
+def _rows(x: Tensor) -> list[Tensor]:
+    return list(x.unbind()) if x.dim() > 1 else [x]
 
 
 class Swarm(Runner):
@@ -59,6 +69,7 @@ class Swarm(Runner):
             raise UserError(f"{transport.n} agents need as many models and optimizers")
         flats = [Flat(model, buffers) for model in models]
         first = flats[0]
+        check_wire(algorithm, transport.wire, first.dtype)
         X = torch.empty(transport.n, first.d, dtype=first.dtype, device=first.device)
         G = torch.zeros_like(X) if algorithm.reads_gradient else None
         for i, flat in enumerate(flats):

@@ -17,7 +17,7 @@ from .checkpoint import Checkpoints
 from .config import TrainOptions
 from .console import Console, summary_lines
 from .device import choose_device, set_threads, unseen_gpu
-from .errors import Diverged, NeighbourTimeout, UserError
+from .errors import Diverged, NeighbourTimeout, Stopped, UserError
 from .launcher import check_world
 from .recovery import Recovery
 from .signals import Inbox
@@ -80,6 +80,7 @@ def _run(
         console.say(unseen)
     set_threads(config.threads, startup.sharing)
     topology = startup.check(lambda: runs.make_topology(config, n))
+    startup.check(lambda: runs.check_late(config, algorithm, topology))
     if config.auto_tau:
         startup.check(lambda: check_auto(config, algorithm, topology))
     drag = startup.check(lambda: Drag(config.slow, config.jitter, config.seed, n, rank))
@@ -162,18 +163,20 @@ def _run(
         training.on_row = runs.on_row(console, folder)
         training.rows += history
         training.data_of = data_of
+        lost = plan.goes_on.manifest.get("lost", []) if plan.goes_on is not None else []
         training.checkpoints = Checkpoints(
             plan.path, agent.transport, training.control, runs.policy(config), shard=rank, count=n,
             about={
                 **runs.about(who, config, alpha, model, agent.flat),
                 "data": {"of": data_of, "agents": agents},
+                "lost": lost,
             },
             before_commit=folder.sync if folder is not None else lambda: None,
         )  # fmt: skip
         resume.load(training, plan, state, alpha, console.say)
         del state  # a model and more
 
-        ended, recovery = None, Recovery(config, task, agent, training, console, folder)
+        ended, recovery = None, Recovery(config, task, agent, training, console, folder, lost)
         try:
             recovery.run()
         except Diverged as error:  # on every rank alike
@@ -198,7 +201,11 @@ def _run(
         meet(comm, config.timeout or None)
     else:
         startup.gather("")  # MPI_Finalize would wait for a stopped rank for ever
-    runs.check_end(training, ended, plan.path)
+    try:
+        runs.check_end(training, ended, plan.path)
+    except (Diverged, Stopped) as error:
+        error.local = bool(recovery.lost) and agent.rank == 0  # the launcher's rank 0 may be dead
+        raise
 
 
 def check_auto(config: TrainOptions, algorithm: runs.Algorithm, topology: runs.Topology) -> None:

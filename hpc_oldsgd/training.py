@@ -304,6 +304,8 @@ class Training:
         self.best = state.get("best")
         self.reached = met(self.config.target, self.best, self.task.primary[1])
         self._resumed_at = -1 if save else int(state["runner"]["r"])
+        if save and self.checkpoints is not None:
+            self.checkpoints.ask()
         runner.load_state_dict(state["runner"])
         self.metrics.begun = transport.now() - state["elapsed"]
 

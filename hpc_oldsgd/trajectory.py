@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from . import topology as topologies
-from .agent import wire_type
+from .agent import check_wire, wire_type
 from .algorithms import Algorithm, get
 from .clock import Clock, Times
 from .errors import UserError
@@ -77,7 +77,9 @@ def trajectory(
         raise UserError(f"x0 has {n} rows, the topology {topology.n} agents")
     clock = Clock(n, c, **clock_options)
     X = torch.from_numpy(x0.copy())
-    transport = StackedTransport(topology, clock, wire_type(wire, X.dtype), late)
+    sent = wire_type(wire, X.dtype)
+    check_wire(algorithm, sent, X.dtype)
+    transport = StackedTransport(topology, clock, sent, late)
     runner = Plain(X, algorithm, transport, alpha)
     result = Trajectory(
         np.empty((rounds + 1, *x0.shape), x0.dtype), np.zeros(rounds + 1), np.zeros(rounds + 1)

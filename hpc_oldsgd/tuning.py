@@ -141,7 +141,7 @@ def keep(algorithm: Algorithm, topology: Topology, c: float, bounds: Bounds) -> 
 def kinds(algorithm: Algorithm, topology: Topology) -> set[str]:
     """What a round sends: exchange, all_reduce."""
     transport = StackedTransport(topology, Clock(topology.n))
-    _run(algorithm, max(2, algorithm.tau), transport, 2)
+    _run(algorithm, algorithm.tau, transport, 2)
     return {record.kind for record in transport.records}
 
 

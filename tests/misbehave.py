@@ -3,8 +3,9 @@
     mpirun -n 3 python tests/misbehave.py kill 1 20 --task logistic ... [ -- nothing 0 0 ... ]
 
 Several runs, separated by --, follow each other in the same processes. "kill 1,3 20,40" kills
-rank 1 at iteration 20 and rank 3 at iteration 40. "freeze-at-end 1 0" stops rank 1 when all has
-been computed, and limits the wait for it to --timeout; "kill-at-end" kills it then.
+rank 1 at iteration 20 and rank 3 at iteration 40, "kill,term 1,3 20,40" sends the second SIGTERM.
+"freeze-at-end 1 0" stops rank 1 when all has been computed, and limits the wait for it to
+--timeout; "kill-at-end" kills it then.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ def run(what: str, rank: str, iteration: str, *args: str) -> None:
     out = Path(args[args.index("--out") + 1])
     done: list[int] = []
 
-    when = dict(zip(map(int, rank.split(",")), map(int, iteration.split(",")), strict=True))
+    ranks = list(map(int, rank.split(",")))
+    when = dict(zip(ranks, map(int, iteration.split(",")), strict=True))
+    if "," in what:
+        what = dict(zip(ranks, what.split(","), strict=True)).get(cli.launcher_rank(), "nothing")
 
     def step(self: console.Console, t: int) -> None:
         real_step(self, t)

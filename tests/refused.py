@@ -92,6 +92,12 @@ class NoLoss(InfiniteData):
 
 
 @dataclass(kw_only=True)
+class InfiniteTest(Tiny):
+    def source(self, split: Split) -> Source:
+        return arrays(20, bad=3 if split == "test" else None)
+
+
+@dataclass(kw_only=True)
 class NoTest(Tiny):
     def source(self, split: Split) -> Source:
         return arrays(20 if split == "train" else 0)
@@ -100,6 +106,7 @@ class NoTest(Tiny):
 TASKS: dict[str, type[Task]] = {
     "tiny": Tiny,
     "infinite-data": InfiniteData,
+    "infinite-test": InfiniteTest,
     "no-parameters": NoParameters,
     "two-types": TwoTypes,
     "two-devices": TwoDevices,

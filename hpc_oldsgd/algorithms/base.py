@@ -32,6 +32,8 @@ class Algorithm:
     def __post_init__(self) -> None:
         if self.tau < 1:
             raise UserError(f"tau must be at least 1, not {self.tau}")
+        if int(self.tau) != self.tau:
+            raise UserError(f"tau must be a whole number, not {self.tau}")
 
     def schedule(self, agent: Runner) -> Schedule:
         raise NotImplementedError(f"{type(self).__name__} has no schedule")

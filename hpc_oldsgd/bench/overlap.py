@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -262,6 +263,7 @@ def measure(
 ) -> dict[str, Any]:
     runner = Emulated(flat_model(options, transport.rank), algorithm, transport, gradient)
     gradient.jitters = True
+    transport.records = deque()  # all of them
     transport.together()
     runner.start()
     while runner.r < WARM_UP + options.rounds:

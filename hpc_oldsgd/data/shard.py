@@ -79,13 +79,7 @@ class Shard:
     _orders: dict[int, Ints] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for rows in self.rows:
-            if rows.dtype.kind == "f" and not np.isfinite(rows).all():
-                bad = ~np.isfinite(rows).reshape(len(rows), -1).all(axis=1)
-                raise UserError(
-                    f"training sample {self.indices[int(bad.argmax())]} holds NaN or infinity: "
-                    "clean the data first"
-                )
+        check_finite("training", self.rows, self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -121,6 +115,16 @@ class Shard:
             rng = generator(Use.ORDER, self.seed, self.i, epoch)
             self._orders[epoch] = rng.permutation(len(self))
         return self._orders[epoch]
+
+
+def check_finite(what: str, rows: Rows, indices: Ints) -> None:
+    for column in rows:
+        if column.dtype.kind == "f" and not np.isfinite(column).all():
+            bad = ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
+            raise UserError(
+                f"{what} sample {indices[int(bad.argmax())]} holds NaN or infinity: clean the data "
+                "first"
+            )
 
 
 def to_device(batch: Batch, device: torch.device | str) -> Batch:

@@ -114,8 +114,9 @@ def _write(stem: Path, content: bytes, files: tuple[Path, ...]) -> None:
     np.save(buffer, ids.astype(np.uint16 if vocab <= 1 << 16 else np.uint32), allow_pickle=False)
     meta = {"articles": articles.tolist(), "vocab": vocab}
     meta["sha256"] = _checksum(buffer.getvalue(), meta)
-    write_atomically(stem.with_suffix(".npy"), buffer.getvalue())
-    write_atomically(stem.with_suffix(".json"), json.dumps(meta).encode())
+    array, about = _files(stem)
+    write_atomically(array, buffer.getvalue())
+    write_atomically(about, json.dumps(meta).encode())
 
 
 def _read(stem: Path) -> Stored | None:
@@ -123,12 +124,17 @@ def _read(stem: Path) -> Stored | None:
     with contextlib.suppress(
         OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError
     ):
-        array = stem.with_suffix(".npy")
-        meta = json.loads(stem.with_suffix(".json").read_bytes())
+        array, about = _files(stem)
+        meta = json.loads(about.read_bytes())
         if meta["sha256"] == _checksum(array.read_bytes(), meta):
             ids = np.load(array, mmap_mode="r", allow_pickle=False)
             return ids, np.array(meta["articles"], dtype=np.int64), meta["vocab"]
     return None
+
+
+def _files(stem: Path) -> tuple[Path, Path]:
+    """Not by with_suffix: of wiki.train-HASH it would leave wiki, which wiki.test-HASH is too."""
+    return stem.with_name(f"{stem.name}.npy"), stem.with_name(f"{stem.name}.json")
 
 
 def _checksum(array: bytes, meta: dict[str, Any]) -> str:

@@ -116,8 +116,9 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
-        content = json.loads(read_text(path))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): the file is damaged.") from None
     if not isinstance(content, dict):

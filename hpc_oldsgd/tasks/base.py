@@ -30,7 +30,7 @@ from ..data import Batch, Partition, Samples, Shard, Source, parse, to_device
 from ..data.files import data_dir
 from ..data.partition import Ints
 from ..data.seeding import Use, generator
-from ..data.shard import Rows
+from ..data.shard import Rows, check_finite
 from ..errors import UserError
 
 Split = Literal["train", "test"]
@@ -167,7 +167,9 @@ class Task(ABC):
                 raise UserError(f"the {split} set of {type(self).__name__} is empty")
             if size is not None and size < len(indices):
                 indices = np.sort(generator(Use.SAMPLE, 0).permutation(indices)[:size])
-            kept[split] = size, Samples(source.rows(indices), self.collate)
+            rows = source.rows(indices)
+            check_finite("training" if split == "train" else split, rows, indices)
+            kept[split] = size, Samples(rows, self.collate)
         return kept[split][1]
 
     def _source(self, split: Split) -> Source:

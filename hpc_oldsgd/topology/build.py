@@ -202,7 +202,7 @@ def _read(path: Path) -> Floats:
                 raise UserError(f"{path} does not hold a matrix of real numbers.")
             with np.errstate(all="ignore"):  # what does not fit becomes infinite, and is refused
                 return array.astype(np.float64)
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None
     except UserError:

@@ -24,6 +24,7 @@ from ..topology import Topology
 from ..trace import Trace
 
 RECORDS_KEPT = 4096
+LINE = 32  # elements: a cache line of the narrowest type, two or four of the others
 
 
 @dataclass(frozen=True)
@@ -162,11 +163,15 @@ class Transport(ABC):
 
 
 def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:
-    """The n slices of the ring all-reduce; the first d % n of them are one longer."""
-    small, longer = divmod(d, n)
+    """The n slices of the ring all-reduce, in whole lines; the first ones are one line longer.
+
+    Each starts its sum at another agent. By lines, what pads a model behind its end (flat.py) moves
+    no element into another slice: the sum has the same bits with and without.
+    """
+    small, longer = divmod(-(-d // LINE), n)
     bounds = [0]
     for k in range(n):
-        bounds.append(bounds[-1] + small + (k < longer))
+        bounds.append(min(d, bounds[-1] + LINE * (small + (k < longer))))
     return list(itertools.pairwise(bounds))
 
 

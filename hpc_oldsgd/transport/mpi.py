@@ -7,7 +7,7 @@ import ctypes
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -44,6 +44,7 @@ from .staging import Staging
 
 Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
+AllReduce = Literal["ring", "mpi"]
 __all__ = ["MpiTransport", "Startup", "end_job", "world"]
 LARGEST_MESSAGE_BYTES = 1 << 30
 WaitsFor = Callable[[bool], str]
@@ -61,7 +62,7 @@ class MpiTransport(Transport):
         wire: torch.dtype | None = None,
         progress: Progress = "auto",
         staging: StagingMode = "auto",
-        all_reduce: Literal["ring", "mpi"] = "ring",
+        all_reduce: AllReduce = "ring",
         timeout_s: float | None = None,
         largest_message_bytes: int = LARGEST_MESSAGE_BYTES,
         native: bool | None = None,
@@ -69,6 +70,13 @@ class MpiTransport(Transport):
         late: Late | None = None,
     ) -> None:
         super().__init__(topology, trace)
+        for name, given, known in (
+            ("progress", progress, get_args(Progress)),
+            ("staging", staging, get_args(StagingMode)),
+            ("all_reduce", all_reduce, get_args(AllReduce)),
+        ):
+            if given not in known:
+                raise UserError(f"{name} is one of {', '.join(known)}, not {given!r}")
         check_world(MPI.COMM_WORLD.size)
         if topology.n != comm.size:
             raise UserError(

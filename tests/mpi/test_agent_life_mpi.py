@@ -92,6 +92,7 @@ def test_another_model_on_one_rank_is_found_and_named(comm, change, named):
         ({"sync": False}, "sync=False,.* instead of .*,sync=True"),
         ({"buffers": "local"}, r":not_mixed instead of 1\.running_mean"),
         ({"wire": "bf16"}, "bfloat16,.* instead of"),
+        ({"all_reduce": "mpi"}, "all_reduce=mpi,.* instead of .*all_reduce=ring"),
     ],
 )
 def test_another_setting_on_one_rank_is_found_and_named(comm, odd, named):

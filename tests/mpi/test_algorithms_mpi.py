@@ -18,6 +18,7 @@ from hpc_oldsgd.schedule import Runner
 from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.swarm import Plain
 from hpc_oldsgd.topology import Topology
+from hpc_oldsgd.trajectory import trajectory
 from hpc_oldsgd.transport.base import Transport
 from hpc_oldsgd.transport.mpi import MpiTransport
 from hpc_oldsgd.transport.stacked import StackedTransport
@@ -133,6 +134,29 @@ def test_trains_a_module_with_an_optimizer(name: str, comm: MPI.Comm) -> None:
         ROUNDS,
     )
     np.testing.assert_allclose(model.x.detach().numpy(), expected[-1, rank], rtol=0, atol=1e-10)
+
+
+@pytest.mark.ranks(1, 4)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_drop_in_equals_a_trajectory_bit_for_bit(
+    name: str, dtype: torch.dtype, comm: MPI.Comm
+) -> None:
+    """Of a model that is one vector, with torch's own SGD; 13 numbers fill no vector register."""
+    n, rank, tau = comm.size, comm.rank, literal.taus(name)[-1]
+    problem, algorithm = Diagonal(n, dtype), algorithms.get(name)(tau=tau)
+    model = Vector(problem.x0[rank])
+    optimizer = torch.optim.SGD(model.parameters(), lr=ALPHA)
+    with Agent(model, optimizer, algorithm, "ring", comm, sync=False) as agent:
+        while agent.r < ROUNDS:
+            model.x.grad = problem.grad(model.x.detach(), rank, agent.t)
+            agent.step()
+
+    def grad(i: int, x: np.ndarray, k: int) -> np.ndarray:
+        return problem.grad(torch.from_numpy(x), i, k).numpy()
+
+    whole = trajectory(algorithm, "ring", problem.x0.numpy(), grad, ALPHA, ROUNDS)
+    assert np.array_equal(model.x.detach().numpy(), whole.X[-1, rank])
 
 
 def test_table1_from_real_messages(

@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 from hpc_oldsgd.bench import overlap
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.transport import base
 
 SMALL = ("overlap", "--model-bytes", "40004", "--grad-seconds", "0.002", "--rounds", "3", "--json")
 Bench = Callable[..., dict[str, Any]]
@@ -52,6 +53,15 @@ def test_overlap(comm: MPI.Comm, bench: Bench) -> None:
         assert r["round_s"] >= r["tau"] * 0.002
         assert r["transfer_s"] > 0 and r["exposed_s"] > 0 and 0 <= r["hidden"] <= 1
         assert r["hidden"] == pytest.approx(max(0.0, 1 - r["exposed_s"] / r["transfer_s"]))
+
+
+@pytest.mark.ranks(2, 2)
+def test_overlap_of_more_rounds_than_are_kept(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "RECORDS_KEPT", 2)
+    (ldsgd,) = bench(*SMALL, "--rounds", "9", "--algorithm", "ldsgd")["results"]
+    assert ldsgd["transfer_s"] > 0 and ldsgd["exposed_s"] > 0 and ldsgd["hidden"] < 1
 
 
 @pytest.mark.ranks(2, 4)

@@ -198,3 +198,13 @@ def test_nobody_is_late_while_the_agent_computes(comm, way):
     flight.mix_into(x)
     assert torch.equal(x, mixed("complete", rows(n, D), 0)[i])
     transport.close()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"progress": "threads"}, {"staging": "pinned"}, {"all_reduce": "nccl"}]
+)
+def test_a_misspelt_option_is_refused(comm, wrong):
+    """It would be taken for another one, and the overlap be off without a word."""
+    (name,) = wrong
+    with pytest.raises(UserError, match=f"{name} is one of .*, not"):
+        MpiTransport(comm, topology.from_name("ring", comm.size), **wrong)

@@ -121,6 +121,7 @@ def test_models_with_optimizers_do_the_same(name: str, tau: int) -> None:
 
 BAD = [
     ("oldsgd", {"tau": 0}, "tau must be at least 1"),
+    ("oldsgd", {"tau": 2.5}, "tau must be a whole number, not 2.5"),
     ("oldsgd", {"form": "both"}, "form must be"),
     ("dsgd", {"tau": 2}, "use ldsgd"),
     ("kgt", {"eta_s": 0.0}, "eta_s must be positive"),

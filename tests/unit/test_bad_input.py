@@ -52,6 +52,7 @@ def test_topology_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name
     [
         ("tiny", "3 agents cannot share 2 training samples"),
         ("infinite-data", "training sample 7 holds NaN or infinity"),
+        ("infinite-test", "test sample 3 holds NaN or infinity"),
         ("not-a-number", "bias holds NaN or infinity already"),
         ("no-parameters", "the model has no parameters that require a gradient"),
         ("two-types", "1.weight is torch.float64 on cpu, 0.weight is torch.float32"),
@@ -76,6 +77,10 @@ def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Not a directory" in line(capsys, "--out", path / "config.json" / "x")
     assert "choose one" in line(capsys, "--out", path, "--overwrite", "--resume", "auto")
     assert "seed is 1, was 0" in line(capsys, "--out", path, "--resume", "auto", "--seed", "1")
+    late = ("--overwrite", "--algorithm", "lsgd", "--late", "reuse")
+    assert "leaves out edges between neighbours" in line(capsys, "--out", path, *late)
+    narrow = ("--overwrite", "--form", "gradient", "--wire", "bf16")
+    assert "a narrower wire rounds that" in line(capsys, "--out", path, *narrow)
     assert contents(path) == before
 
 

@@ -168,6 +168,21 @@ def test_from_an_old_checkpoint_into_another_folder(tmp_path: Path) -> None:
     assert len(stored.newest_first(tmp_path / "run")) > 2
 
 
+def test_a_branch_has_a_checkpoint_of_its_own_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before the next one is due it goes on from there, and keeps the rows it came with."""
+    rare = SHORT.replace("--checkpoint-every 2", "--checkpoint-every 0 --checkpoint-seconds 0")
+    simulated(SHORT, tmp_path / "run")
+    longer = f"{rare.replace('--iterations 40', '--iterations 80')} --resume {tmp_path / 'run'}"
+    crash(longer, tmp_path / "branch", monkeypatch, after=60)
+    assert [found.name for found in stored.newest_first(tmp_path / "branch")] == ["round-00000020"]
+    simulated(f"{longer.partition(' --resume')[0]} --resume auto", tmp_path / "branch")
+    rows = rows_of(tmp_path / "branch")
+    assert [row["iteration"] for row in rows][-1] == 80
+    assert rows[: len(rows_of(tmp_path / "run")) - 1] == rows_of(tmp_path / "run")[:-1]
+
+
 def test_divergence_stops_and_names_the_last_good_checkpoint(tmp_path: Path) -> None:
     words = SHORT.replace("--checkpoint-every 2", "--checkpoint-every 1")
     with pytest.raises(Diverged, match=r"near iteration 4.*good checkpoint is .*round-00000000"):

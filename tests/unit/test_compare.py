@@ -56,7 +56,7 @@ def test_what_is_done_stays_when_one_is_refused_and_one_is_cut_short(
 
     class Counted(simulate.Simulation):
         def run(self) -> Any:
-            if self.swarm.algorithm.name == "co2":
+            if self.swarm.algorithm.name == "oled":
                 raise KeyboardInterrupt
             seen.append(self.swarm.algorithm.name)
             return super().run()
@@ -66,7 +66,7 @@ def test_what_is_done_stays_when_one_is_refused_and_one_is_cut_short(
         compare.compare([*WORDS, "--late", "reuse", "--out", str(out)])
     table = (out / "compare.md").read_text()
     assert "| lsgd | --late reuse leaves out edges" in table and "| oldsgd | " in table
-    assert "oldsgd" in seen and "oled" in seen
+    assert "oldsgd" in seen and "olgt" in seen
     drawn = {run.config["algorithm"]["name"] for run in folders.read([out])}
     assert {"oldsgd", "kgt"} <= drawn and "lsgd" not in drawn
     assert [p.name for p in out.iterdir() if p.name.startswith(".")] == [".lock"]

@@ -44,6 +44,15 @@ def test_either_layout_is_found(tmp_path, layout):
     write_wikitext(tmp_path, layout)
     found = text.find_wikitext(tmp_path)
     assert found == {s: tmp_path / layout.format(s) for s in ("train", "valid", "test")}
+    (tmp_path / "kept").mkdir()
+    write_bpe(tmp_path / "bpe")
+    vocabulary = text.find_tokenizer(None, tmp_path / "bpe")
+    made = {split: tokens(file, vocabulary, 16, tmp_path / "kept") for split, file in found.items()}
+    for split, file in found.items():  # each has a cache of its own, also when it is read again
+        ids = text.load_tokenizer(vocabulary).encode(file.read_text(encoding="utf-8")).ids
+        again = tokens(file, vocabulary, 16, tmp_path / "kept")
+        assert made[split].ids.tolist() == again.ids.tolist() == ids
+    assert len({one.ids.tobytes() for one in made.values()}) == 3
 
 
 @pytest.mark.parametrize("names", text.VOCABULARIES, ids=str)

@@ -168,3 +168,11 @@ def test_what_cannot_be_flat_is_refused():
     Flat(model, "local")
     with pytest.raises(UserError, match=r'"mix" or "local", not'):
         Flat(nn.Linear(2, 2), "mixed")  # type: ignore[arg-type]
+
+
+def test_a_sparse_gradient_is_refused_where_it_would_be_read():
+    model = nn.Embedding(5, 3, sparse=True)
+    flat = Flat(model)
+    model(torch.tensor([1])).sum().backward()
+    with pytest.raises(UserError, match="weight has a sparse gradient"):
+        flat.gradient()

@@ -50,6 +50,10 @@ BAD_MIX: dict[str, Callable[[], dict[str, Any]]] = {
     "y_self is a negative view": lambda: {"y_self": torch._neg_view(t())},
     "out is not contiguous": lambda: {"out": t(2 * N)[::2]},
     "on meta, expected": lambda: {"y_self": t().to("meta")},
+    "y_self is 40 x torch.float32 on cpu, expected 40 x torch.float32 on meta": lambda: {
+        "out": t().to("meta")
+    },
+    "takes torch tensors, not ndarray": lambda: {"y_self": t().numpy()},
     "out partly overlaps y_self": lambda: dict(zip(("out", "y_self"), partly(), strict=True)),
     "y_next partly overlaps y_self": lambda: dict(zip(("y_next", "y_self"), partly(), strict=True)),
     "y_next and out must not share": lambda: dict(zip(("out", "y_next"), partly(), strict=True)),

@@ -250,7 +250,7 @@ def damage(name: str, content: bytes | None) -> Any:
         (damage("metrics.jsonl", b"[1, 2]\n"), "line 1,"),
         (damage("metrics.jsonl", b"\xff\xfe\n"), "Cannot read"),
         (damage("metrics.jsonl", b""), "nothing to draw yet"),
-        (damage("config.json", None), "no config.json"),
+        (damage("config.json", None), "a holds no whole run: there is no config.json.\n"),
         (damage("config.json", b'{"options": '), "damaged"),
         (damage("config.json", b"3"), "damaged"),
         (damage("summary.json", b"{"), "damaged"),

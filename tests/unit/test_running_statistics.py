@@ -67,11 +67,27 @@ def test_as_if_mixed_when_they_were_sent(algorithm, passes):
             assert float(model.constant) == pytest.approx(float(constants[i]), abs=1e-6)
 
 
+def average(_: int) -> nn.Module:
+    return nn.BatchNorm1d(D, momentum=None)
+
+
+class Instance(nn.InstanceNorm1d):
+    """Of each row of a batch as one instance with a channel for each column."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.T[None])
+
+
+def instance(_: int) -> nn.Module:
+    return Instance(D, affine=True, track_running_stats=True)
+
+
+@pytest.mark.parametrize("kind", [norm, average, instance])
 @pytest.mark.parametrize("tau", [1, 20])
-def test_variances_stay_positive_and_the_mean_is_kept(tau):
+def test_variances_stay_positive_and_the_mean_is_kept(tau, kind):
     """With tau = 20 the whole difference of the snapshots, added at the end, makes them explode."""
-    models = [norm(0) for _ in range(N)]
-    alone = [norm(0) for _ in range(N)]
+    models = [kind(0) for _ in range(N)]
+    alone = [kind(0) for _ in range(N)]
     swarm = made(OLDSGD(tau=tau), models)
     for k in range(160):
         step(swarm, k)
@@ -80,3 +96,12 @@ def test_variances_stay_positive_and_the_mean_is_kept(tau):
         assert all(bool((m.running_var > 0).all()) for m in models), k
     kept = torch.stack([m.running_var for m in models]).mean(0)
     torch.testing.assert_close(kept, torch.stack([m.running_var for m in alone]).mean(0))
+
+
+def test_passes_are_counted_once_and_in_training_only():
+    model = instance(0)
+    made(OLDSGD(tau=2), [model, *(instance(0) for _ in range(N - 1))])
+    made(OLDSGD(tau=2), [model, *(instance(0) for _ in range(N - 1))])  # a second agent
+    model(batch(0, 0))
+    model.eval()(batch(0, 1))
+    assert int(model.num_batches_tracked) == 1

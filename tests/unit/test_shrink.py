@@ -127,6 +127,15 @@ def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Pa
     X = oldsgd_by_hand(saved[-1], 164)
     for i, state in enumerate(states(final)):
         assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-5)
+    summary = json.loads((run / "summary.json").read_text())
+    assert [one["rank"] for one in summary["lost"]] == [0, 2]
+
+
+def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -> None:
+    words = [*SHORT, "--iterations", "400", "--out", str(tmp_path / "run")]
+    job = ulfm(3, MISBEHAVE, "kill,term", "0,2", "21,121", *words)
+    assert job.returncode == 75, job.stderr
+    assert len(re.findall(r"rank 1: stopped by a signal after iteration \d+", job.stderr)) == 1
 
 
 def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:

@@ -95,6 +95,7 @@ def test_networkx(G, reason):
     [
         ("edges.txt", "# a ring of three\n0 1\n1 2\n\n2 0  # closes\n"),
         ("edges.csv", "0,1\n1,2\n0,2\n1,0\n"),
+        ("of-a-spreadsheet.csv", "\ufeff0,1\n1,2\n0,2\n"),
         ("weighted.txt", f"0 1 {1 / 3!r}\n1 2 {1 / 3!r}\n2 0 {1 / 3!r}\n"),
         ("matrix.csv", "0.333333,0.333333,0.333333\n" * 3),
     ],

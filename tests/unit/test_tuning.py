@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
+from types import SimpleNamespace as Some
+from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from hpc_oldsgd import algorithms, calibration, compare, runs, simulate, topology, tuning
 from hpc_oldsgd.config import SimulateOptions, TrainOptions
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.straggler import Drag
 from hpc_oldsgd.transport.base import FlightRecord
 from hpc_oldsgd.tuning import Bounds, Pace
 
@@ -151,3 +156,12 @@ def test_up_at_once_and_down_in_steps() -> None:
         taus.append(retuner.next_tau(taus[-1], wanted))
     assert taus[:9] == [9, 6, 4, 2, 1, 1, 6, 4, 2]
     assert taus[9:16] == [2] * 7 and taus[-1] == 1
+
+
+def test_an_agent_made_slow_is_timed_as_slow() -> None:
+    transport = Some(reduce=lambda values: Some(result=lambda: values))
+    training: Any = Some(
+        workers=[Some(model=nn.Linear(1, 1))], runner=Some(transport=transport),
+        backward=lambda worker, k: time.sleep(0.01), drag=Drag(("0:3",), 0.0, 0, 2, 0),
+    )  # fmt: skip
+    assert calibration._gradient_seconds(training) >= 0.03
