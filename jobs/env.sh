@@ -69,15 +69,16 @@ nodes_for() { # N
 
 # From now on commands are started on N tasks of the allocation, its first nodes filled first.
 tasks() { # N
-  [[ $1 =~ ^[0-9]+$ ]] || fail "the number of agents is a whole number, not $1"
+  [[ $1 =~ ^[1-9][0-9]*$ ]] || fail "the number of agents is a whole number, not $1"
   local all=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
   (($1 <= all)) || fail "$1 agents need sbatch --ntasks=$1, the allocation has $all"
   case $HPC_OLDSGD_LAUNCHER in
     srun)
       [[ $HPC_OLDSGD_MPI != auto ]] || HPC_OLDSGD_MPI=$(mpi_type) || exit
-      # A step does not inherit --cpus-per-task. One rank that dies ends the others.
+      # A step does not inherit --cpus-per-task. One rank that dies ends the others, after a minute:
+      # --kill-on-bad-exit would kill ranks that are about to exit with the same code, and lose it.
       start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes="$(nodes_for "$1")"
-        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=1
+        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60
         ${SRUN_OPTIONS[@]+"${SRUN_OPTIONS[@]}"})
       ;;
     mpirun) start=(mpirun -n "$1" ${MPIRUN_OPTIONS[@]+"${MPIRUN_OPTIONS[@]}"}) ;;
@@ -133,6 +134,7 @@ run() { # COMMAND...
     ((got == 127)) || code=$got # 127: it had been waited for when the signal came
     [[ -n $signalled ]] || break
   done
+  ((code < 5 || code > 15)) || code=$((code + 128)) # a signal, as MPICH's mpirun says it; no code of ours
   child=''
 }
 
@@ -143,8 +145,7 @@ resumable() { # COMMAND...
   while :; do
     [[ -z $asked ]] || requeue
     run "$@"
-    # 10: killed by USR1, as MPICH's mpirun says it; others add 128.
-    if ((code == 75)) || { [[ -n $asked ]] && ((code > 128 || code == 10)); }; then
+    if ((code == 75)) || { [[ -n $asked ]] && ((code > 128)); }; then
       requeue
     fi
     # Nobody asked: MPI's start fails by chance once in many (docs/troubleshooting.md).

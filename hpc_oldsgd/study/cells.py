@@ -94,7 +94,7 @@ class Cell:
             *_words(self.algorithm, {f.name for f in options(type(self.algorithm))}),
             *_words(self.task, {f.name for f in options(type(self.task))}),
         ]
-        return [*config, *rest, "--resume", "auto", "--out", str(out)]
+        return [*config, *rest, "--out", str(out)]
 
     def done(self, run: Run) -> bool:
         """Whether nothing is left to run for this cell."""

@@ -150,11 +150,14 @@ def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> No
     for key, group in grouped(list(zip(runs, records, strict=True)), _task_of).items():
         judged = key[-1]
         choose, share = JUDGED.get(judged, (min, 1.1))
-        values = [v for run, _ in group for v in run.values(judged) if v == v]
+        sound = [run for run, line in group if line["state"] != "diverged"]
+        values = [v for run in sound for v in run.values(judged) if v == v]
         target = wanted if wanted is not None else share * choose(values) if values else None
         for run, line in group:
             line["target"] = target
-            line["time_to_target"] = None if target is None else reached(run, judged, target)
+            line["time_to_target"] = None
+            if target is not None and line["state"] != "diverged":
+                line["time_to_target"] = reached(run, judged, target)
 
 
 def reached(run: Run, key: str, target: float) -> float | None:
@@ -175,10 +178,11 @@ def scaling(records: Table) -> Table:
     for same in grouped(
         records, lambda r: (str(r["topology"]).split(":")[0], *(r[k] for k in keys))
     ).values():
-        # Where a number of agents ran with several step sizes, each of these is a line of its own.
+        # Where a number of agents ran with several step sizes, each rule by which they grow is a
+        # line of its own.
         alphas = grouped(same, lambda r: (r["agents"],)).values()
         several = any(len({r["alpha"] for r in some}) > 1 for some in alphas)
-        groups += grouped(same, lambda r: (r["alpha"],)).values() if several else [same]
+        groups += by_rule(same) if several else [same]
     for group in groups:
         group.sort(key=lambda r: r["agents"] or 0)
         if len({r["agents"] for r in group}) < 2:
@@ -191,6 +195,16 @@ def scaling(records: Table) -> Table:
             shown["against"] = f"{group[0]['agents']} agents"
             table.append(shown)
     return table
+
+
+def by_rule(records: Table) -> list[Table]:
+    """Those of one alpha, of alpha / n, and of alpha / sqrt(n), where several n have it."""
+    groups: list[Table] = []
+    for power in (0.0, 1.0, 0.5):
+        start = [f"{r['alpha'] / r['agents'] ** power:.6g}" for r in records]
+        for same in grouped(zip(start, records, strict=True), lambda pair: (pair[0],)).values():
+            groups.append([r for _, r in same])
+    return [group for group in groups if len({r["agents"] for r in group}) > 1]
 
 
 def best(records: Table) -> Table:
@@ -228,10 +242,11 @@ def _by_algorithm(records: Table) -> dict[str, Table]:
     return {key[0]: of for key, of in grouped(records, lambda r: (r["algorithm"],)).items()}
 
 
-def _by_target(line: Record) -> tuple[float, float]:
-    """The earliest at the target, else the lowest loss."""
+def _by_target(line: Record) -> tuple[bool, float, float]:
+    """The earliest at the target, else the lowest loss; what diverged comes last."""
     time, loss = line["time_to_target"], line["train_loss"]
     return (
+        line["state"] == "diverged",
         float("inf") if time is None else time,
         float("inf") if loss is None else loss,
     )

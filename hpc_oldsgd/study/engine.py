@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import io
 import multiprocessing
 import os
 import queue
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -38,6 +40,7 @@ from .report import duration
 
 SLICE_S = 0.5  # between two looks at the processes
 SPLITS: tuple[Literal["train", "test"], ...] = ("train", "test")  # of one measurement
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 LINE_S = 30.0  # between two lines where there is no terminal
 Progress = Callable[[int], None]
 
@@ -46,15 +49,24 @@ def runs(cells: Sequence[Cell], options: StudyOptions, out: Path) -> dict[str, R
     """The run of each cell by its key, those missing run first unless only a report is asked."""
     places = [out / "runs", *options.also]
     missing = unfinished(cells, Shelf(places))
+    if options.dry_run and not missing:
+        print(f"0 of {len({cell.key for cell in cells})} runs to go", flush=True)
+        raise SystemExit(0)
     if missing and not options.report_only:
         _announce(cells, missing, options)
         if options.dry_run:
             raise SystemExit(0)
         _run_all(missing, options, out / "runs")
     shelf = Shelf(places)
-    found = {cell.key: shelf.find(cell) for cell in cells}
-    begun = {key: run for key, run in found.items() if run is not None}
+    found = {cell.key: (cell, shelf.find(cell)) for cell in cells}
+    begun = {key: _cut(cell, run) for key, (cell, run) in found.items() if run is not None}
     return {k: run for k, run in begun.items() if run.rows or (run.path / DIVERGED).exists()}
+
+
+def _cut(cell: Cell, run: Run) -> Run:
+    """As if it had ended where the cell does: a run on the shelf may be longer."""
+    last = -(-cell.iterations // cell.tau) * cell.tau
+    return replace(run, rows=[row for row in run.rows if row["iteration"] <= last])
 
 
 def unfinished(cells: Sequence[Cell], shelf: Shelf) -> list[Cell]:
@@ -251,8 +263,11 @@ def run_one(cell: Cell, path: Path, progress: Progress = lambda steps: None) -> 
     """As `simulate --resume auto` does it. A run that ends early has done its share."""
     from ..simulate import run
 
-    _clear_unfit(cell, path)
     counter = _Counter(cell, progress)
+    if _done(cell, path):  # by another study that shares the folder, meanwhile
+        counter.tell(cell.iterations)
+        return
+    _clear_unfit(cell, path)
     config = replace(cell.config, out=path, resume="auto")
     with contextlib.redirect_stdout(io.StringIO()):
         try:
@@ -266,10 +281,21 @@ def run_one(cell: Cell, path: Path, progress: Progress = lambda steps: None) -> 
 def _run_mpi(cell: Cell, path: Path, launcher: str) -> None:
     _clear_unfit(cell, path)
     words = shlex.split(launcher.format(n=cell.n))
-    command = [*words, sys.executable, "-m", "hpc_oldsgd.train", *cell.words(path)]
+    command = [
+        *words,
+        sys.executable,
+        "-m",
+        "hpc_oldsgd.train",
+        *cell.words(path),
+        "--resume",
+        "auto",
+    ]
     if shutil.which(command[0]) is None:
         raise UserError(f"There is no {command[0]}: name what starts MPI with --launcher.")
-    ended = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    ended = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        preexec_fn=_terminate_with_parent,
+    )  # fmt: skip
     if ended.returncode == Diverged.exit_code:
         (path / DIVERGED).touch()
     elif ended.returncode:
@@ -278,11 +304,24 @@ def _run_mpi(cell: Cell, path: Path, launcher: str) -> None:
     shutil.rmtree(path / "checkpoints", ignore_errors=True)
 
 
+def _terminate_with_parent() -> None:
+    """However the study ends, kill -9 included, its ranks write a checkpoint and end too."""
+    with contextlib.suppress(AttributeError, OSError):  # Linux's own
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
 def _clear_unfit(cell: Cell, path: Path) -> None:
     """A run that ended has no checkpoint left: it would be taken for one to be kept."""
     if path.is_dir() and not _fits(cell, path):
         shutil.rmtree(path)
     (path / "summary.json").unlink(missing_ok=True)
+
+
+def _done(cell: Cell, path: Path) -> bool:
+    try:
+        return all(cell.done(run) for run in folders.read_one(path))
+    except UserError:
+        return False
 
 
 def _fits(cell: Cell, path: Path) -> bool:

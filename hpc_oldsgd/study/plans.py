@@ -86,9 +86,16 @@ class StudyOptions:
             raise UserError("--jobs must be at least 0, and --seeds at least one number.")
         if self.mpi and "{n}" not in self.launcher:
             raise UserError(f"--launcher needs {{n}} for the number of ranks: {self.launcher!r}")
-        for name in ("tau", "agents", "every"):
+        for name in ("tau", "agents", "every", "iterations"):
             if any(k < 1 for k in several(getattr(self, name, None))):
                 raise UserError(f"--{name} must be at least 1.")
+        for name in ("alpha", "target"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise UserError(f"--{name} must be positive and finite.")
+        for folder in self.also:
+            if not folder.is_dir():
+                raise UserError(f"--also {folder}: there is no such folder.")
         if not all(0 <= c < float("inf") for c in several(getattr(self, "c", None))):
             raise UserError("--c must be finite and at least 0.")
         for name in several(getattr(self, "algorithm", None)):

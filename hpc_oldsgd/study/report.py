@@ -90,13 +90,13 @@ class Report:
     def commands(self, runs: Path) -> str:
         lines = ["#!/bin/sh", "# The study; finished runs are not run again.", command(), ""]
         if self.cells:
-            lines.append("# Its runs, each by itself.")
+            lines.append("# Its runs, each by itself, in place of what is there:")
         unique = {cell.key: cell for cell in self.cells}.values()
         for cell in unique:
-            words = cell.words(runs / cell.folder)
+            words = [*cell.words(runs / cell.folder), "--overwrite"]
             start = f"{self.launcher.format(n=cell.n)} python -m hpc_oldsgd.train"
             program = start if cell.mpi else "python -m hpc_oldsgd.simulate"
-            lines.append(f"{program} {shlex.join(words)}")
+            lines.append(f"# {program} {shlex.join(words)}")
         return "\n".join(lines) + "\n"
 
     def markdown(self) -> str:

@@ -75,6 +75,23 @@ def test_scaling_torus_with_open_mpi(cluster: Cluster, tmp_path: Path) -> None:
     ]
 
 
+def test_the_programs_own_exit_code_comes_through_srun(cluster: Cluster, tmp_path: Path) -> None:
+    """Ranks that exit one after the other are not killed for it, nor is the run tried again."""
+    words = (JOBS / "train.slurm", *SMALL, "--alpha", "1e30", "--iterations", "400")
+    job = cluster.sbatch(tmp_path, "--nodes=2", "--ntasks=4", *words)
+    log = job.wait("FAILED")
+    assert "once more" not in log and log.count("near iteration") == 1, log
+    shown = cluster.command("scontrol", "show", "job", job.number)
+    assert " ExitCode=3:0\n" in shown, shown
+
+
+def test_a_size_that_does_not_fit_is_found_first(cluster: Cluster, tmp_path: Path) -> None:
+    sizes = {"HPC_OLDSGD_SIZES": "2 4 8"}
+    job = cluster.sbatch(tmp_path, "--ntasks=4", JOBS / "scaling_ring.slurm", *SMALL, **sizes)
+    assert "8 agents need sbatch --ntasks=8, the allocation has 4" in job.wait("FAILED")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_compare_runs_nothing_twice(cluster: Cluster, tmp_path: Path) -> None:
     """Only what is neither done nor diverged runs; a job behind the last task makes the tables."""
     out = tmp_path / "out"

@@ -73,7 +73,8 @@ def test_speedup_where_the_step_size_grows_with_the_agents(tmp_path: Path) -> No
     write_run(tmp_path / "n2-again", [0.5, 0.9], 8.0, n=2, alpha=0.01)  # a step size of its own
     main(Options(tmp_path, target=0.9, figures=False))
     rows = table(tmp_path / "scaling.csv")
-    assert [(row["alpha"], row["speedup"]) for row in rows] == [("0.01", "1.0"), ("0.01", "1.5")]
+    fixed, linear = [("0.01", "1.0"), ("0.01", "1.5")], [("0.01", "1.0"), ("0.02", "2.0")]
+    assert [(row["alpha"], row["speedup"]) for row in rows] == fixed + linear
 
 
 def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
@@ -84,7 +85,9 @@ def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
         write_run(top / "b", [0.7, 0.76, 0.8], 7.5, tau=10, c=c)  # at 15
         write_run(top / "c", [0.75, 0.76, 0.8], 15.0 * c, name="ldsgd", tau=3, c=c)  # at 30 c
         write_run(top / "d", [0.2, 0.1], 1.0, name="lugt", tau=3, c=c, ended=False)
-        (top / "d" / "diverged").touch()
+        write_run(top / "e", [0.99, 0.1], 1.0, name="ldsgd", tau=5, c=c, ended=False)
+        for name in "de":  # they set no target, and are the best of nothing
+            (top / name / "diverged").touch()
     main(Options(tmp_path, figures=False))
     rows = {(row["algorithm"], row["c"]): row for row in table(tmp_path / "algorithms.csv")}
     assert rows["oldsgd", "1.0"]["tau"] == "10"

@@ -162,7 +162,10 @@ def test_jobs_pass_words_on_as_they_are(tmp_path: Path) -> None:
     """compare.slurm with a python that only notes its arguments, and hostile names everywhere."""
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python"
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >> "$NOTES"\necho "--" >> "$NOTES"\n')
+    python.write_text(
+        '#!/bin/sh\n[ "$1" = -c ] && shift 3 && echo "$@" && exit\n'
+        'printf "%s\\n" "$@" >> "$NOTES"\necho "--" >> "$NOTES"\n'
+    )
     python.chmod(0o755)
     environment = {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "NOTES": str(tmp_path / "notes"),

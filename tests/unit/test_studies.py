@@ -70,6 +70,8 @@ def test_convergence_goes_past_the_target(out: Path) -> None:
     ]  # fmt: skip
     assert [r["time, c = 5"] for r in lines][::2] == ["50.0", "120.0"]
     assert "iid-time-c5.png" in report
+    shorter = [*words, "--algorithm", "oldsgd", "--iterations", "9"]  # measured every 4
+    assert [r["iterations"] for r in run(out, "convergence", *shorter)[0]] == ["8"]
 
 
 def test_scaling_is_against_one_agent(out: Path) -> None:
@@ -192,6 +194,10 @@ def test_weak_reads_what_is_there(tmp_path: Path) -> None:
         (("table1", "--algorithm", "oldsdg"), "did you mean oldsgd?"),
         (("costs", "--write", "nowhere.md"), "there is no file nowhere.md"),
         (("convergence", "--seeds", "0", "1"), "--seeds takes one"),
+        (("convergence", "--iterations", "0"), "--iterations must be at least 1"),
+        (("speedup", "--alpha", "0"), "--alpha must be positive and finite"),
+        (("speedup", "--target", "nan"), "--target must be positive and finite"),
+        (("tau", "--also", "nowhere"), "--also nowhere: there is no such folder"),
         (("stragglers", "--factor", "0.5"), "--factor must be"),
         (("scale", "--problem", "cubic"), "--problem takes quadratic and logistic"),
         (("weak", "--ranks", "1"), "--ranks must be at least 2"),

@@ -88,3 +88,22 @@ def test_over_mpi_the_first_run_tells_how_long_the_others_take(
     engine._run_all([cell(), cell(seed=1)], speedup.Options(mpi=True), tmp_path)
     said = capsys.readouterr().out
     assert re.search(r"the first run took \d+ s: about .* for the others", said)
+
+
+def test_a_run_that_another_study_has_finished_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.run_one(cell(), tmp_path / "run")
+    monkeypatch.setattr(simulate, "run", lambda *_, **__: pytest.fail("it is run again"))
+    told: list[int] = []
+    engine.run_one(cell(), tmp_path / "run", told.append)
+    assert sum(told) == cell().n * cell().iterations
+
+
+def test_a_dry_run_writes_nothing_though_all_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine.run_one(cell(), tmp_path / "runs" / cell().folder)
+    with pytest.raises(SystemExit) as ended:
+        engine.runs([cell()], speedup.Options(dry_run=True), tmp_path)
+    assert ended.value.code == 0 and "0 of 1 runs to go" in capsys.readouterr().out
