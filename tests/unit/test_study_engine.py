@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
+import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -107,3 +110,26 @@ def test_a_dry_run_writes_nothing_though_all_is_done(
     with pytest.raises(SystemExit) as ended:
         engine.runs([cell()], speedup.Options(dry_run=True), tmp_path)
     assert ended.value.code == 0 and "0 of 1 runs to go" in capsys.readouterr().out
+
+
+STUDY = """
+import subprocess
+from hpc_oldsgd.study import engine
+job = subprocess.Popen(["sleep", "600"], preexec_fn=engine._terminate_with_parent)
+print(job.pid, flush=True)
+job.wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_a_job_ends_with_the_study_that_is_killed() -> None:
+    words = [sys.executable, "-c", STUDY]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as study:
+        assert study.stdout is not None
+        job = Path("/proc") / study.stdout.readline().strip() / "stat"
+        assert job.exists()
+        study.kill()
+    limit = time.monotonic() + 60
+    while job.exists() and job.read_text().split()[2] != "Z":  # dead, if not yet reaped
+        assert time.monotonic() < limit, "it goes on alone"
+        time.sleep(0.05)
