@@ -79,8 +79,12 @@ def main(options: Options) -> None:
 
 # --- reading ------------------------------------------------------------------------------------
 def read(folder: Path, damaged: list[UserError]) -> list[Run]:
-    found = sorted(p.parent for p in folder.rglob("metrics.jsonl") if p.stat().st_size)
-    return [run for run in whole(found, folders.read_one, damaged) if run.rows]
+    found = sorted(p.parent for p in folder.rglob("metrics.jsonl"))
+    for path in found:
+        if (path / "diverged").exists() and not (path / "metrics.jsonl").stat().st_size:
+            damaged.append(UserError(f"{path} diverged before its first row."))
+    begun = [path for path in found if (path / "metrics.jsonl").stat().st_size]
+    return [run for run in whole(begun, folders.read_one, damaged) if run.rows]
 
 
 def whole(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,7 @@ class Channel:
             requests.free()
 
 
-class InFlight:
+class InFlight(ABC):
     """What an exchange and a reduction share: a job under way, or a staged one, and its times."""
 
     kind = "exchange"
@@ -124,8 +125,8 @@ class InFlight:
             self.job = engine.submit(stages)
             self._staging, self._back = staging, back
 
-    def waits_for(self, over: bool) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def waits_for(self, over: bool) -> str: ...
 
     def done(self) -> bool:
         if self.staged is not None:
@@ -171,8 +172,8 @@ class InFlight:
         self.transport._open.remove(self)
         self.free()
 
-    def free(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def free(self) -> None: ...
 
 
 class MpiFlight(InFlight, Flight):

@@ -88,7 +88,11 @@ def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
         write_run(top / "e", [0.99, 0.1], 1.0, name="ldsgd", tau=5, c=c, ended=False)
         for name in "de":  # they set no target, and are the best of nothing
             (top / name / "diverged").touch()
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "metrics.jsonl").touch()
+    (tmp_path / "early" / "diverged").touch()
     main(Options(tmp_path, figures=False))
+    assert "early diverged before its first row" in (tmp_path / "report.md").read_text()
     rows = {(row["algorithm"], row["c"]): row for row in table(tmp_path / "algorithms.csv")}
     assert rows["oldsgd", "1.0"]["tau"] == "10"
     assert [rows[name, "1.0"]["speedup_of_oldsgd"] for name in ("oldsgd", "ldsgd", "lugt")] == [
