@@ -41,14 +41,19 @@ out_folder() { # NAME
 }
 
 # srun's --mpi for the MPI that mpi4py loads. A wrong one gives N worlds of one rank.
-mpi_type() {
+choose_mpi() {
   local version
   version=$(python -m mpi4py --mpi-lib-version | tr -d '\0') || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
   case $version in
-    *"Open MPI"*) echo pmix ;;
-    *CRAY*) echo cray_shasta ;;
-    *) echo pmi2 ;; # MPICH, MVAPICH, Intel MPI
+    *"Open MPI"*) HPC_OLDSGD_MPI=pmix ;;
+    *CRAY*) HPC_OLDSGD_MPI=cray_shasta ;;
+    *) HPC_OLDSGD_MPI=pmi2 ;; # MPICH, MVAPICH, Intel MPI
   esac
+  # Over UCX MPICH may send Slurm addresses in lines that it cuts, and hang or abort at the start
+  # (docs/troubleshooting.md). MPIR_CVAR_CH4_NETMOD=ucx keeps it where it is needed.
+  if [[ $version =~ Device:\ +ch4:[^$'\n']*ofi ]]; then
+    export MPIR_CVAR_CH4_NETMOD=${MPIR_CVAR_CH4_NETMOD:-ofi}
+  fi
 }
 
 start=(env) # what stands before a command: nothing, until `tasks` says otherwise
@@ -74,7 +79,7 @@ tasks() { # N
   (($1 <= all)) || fail "$1 agents need sbatch --ntasks=$1, the allocation has $all"
   case $HPC_OLDSGD_LAUNCHER in
     srun)
-      [[ $HPC_OLDSGD_MPI != auto ]] || HPC_OLDSGD_MPI=$(mpi_type) || exit
+      [[ $HPC_OLDSGD_MPI != auto ]] || choose_mpi
       # A step does not inherit --cpus-per-task. One rank that dies ends the others, after a minute:
       # --kill-on-bad-exit would kill ranks that are about to exit with the same code, and lose it.
       start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes="$(nodes_for "$1")"
