@@ -187,3 +187,24 @@ def test_a_failed_run_is_the_exit_code(train: int, collect: int, code: int, tmp_
     done = bash(script, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert done.returncode == code
     assert "study collect out --target 0.9" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("library", "given", "expected"),
+    [
+        ("MPICH Device:       ch4:ucx ofi", {}, "--mpi=pmi2 ofi"),
+        ("MPICH Device:       ch4:ucx ofi", {"MPIR_CVAR_CH4_NETMOD": "ucx"}, "--mpi=pmi2 ucx"),
+        ("MPICH Device:       ch4:ucx", {}, "--mpi=pmi2 none"),
+        ("Open MPI v5.0.11", {}, "--mpi=pmix none"),
+    ],
+)
+def test_mpich_starts_over_libfabric_where_it_can(
+    library: str, given: dict[str, str], expected: str, tmp_path: Path
+) -> None:
+    """Over UCX its lines may be longer than what Slurm reads of one."""
+    stub = tmp_path / "python"
+    stub.write_text(f'#!/bin/sh\nprintf "a line\\n{library}\\nMPICH CC: cc\\n"\n')
+    stub.chmod(0o755)
+    script = f'source {JOBS}/env.sh; tasks 2; echo "${{start[1]}} ${{MPIR_CVAR_CH4_NETMOD:-none}}"'
+    given = {"HPC_OLDSGD_MPI": "auto", "PATH": f"{tmp_path}:{os.environ['PATH']}", **given}
+    assert bash(script, tmp_path, **given).stdout.endswith(f"{expected}\n")
