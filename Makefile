@@ -63,10 +63,11 @@ bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; mo
 
 SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh benchmarks/*.sh tests/slurm/*.sh)
 C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*/*.h tests/native/*.cpp)
-lint: setup-dev  ## ruff, mypy, clang-format, shellcheck
+lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
 

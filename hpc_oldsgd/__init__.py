@@ -3,19 +3,19 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import openmpi  # noqa: F401
 from .errors import Diverged, NeighbourTimeout, UserError
+from .launch import openmpi  # noqa: F401
 
 if TYPE_CHECKING:
     from . import algorithms, simulate, tasks, theory, topology
-    from .agent import Agent
     from .algorithms import OLDSGD
     from .ops import fused_mix, fused_mix_delta
+    from .runtime.agent import Agent
     from .topology import Topology
 
 # Loaded on first use: a command that only prints help need not import torch.
 _WHERE = {
-    "Agent": ".agent",
+    "Agent": ".runtime.agent",
     "OLDSGD": ".algorithms",
     "Topology": ".topology",
     "fused_mix": ".ops",

@@ -12,20 +12,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import cli, metrics, resume, runs
+from . import cli
 from .algorithms import Algorithm
-from .checkpoint import Checkpoints
-from .clock import Clock
-from .config import SimulateOptions
-from .console import Console, summary_lines
+from .checkpoints.writer import Checkpoints
+from .cli.console import Console, summary_lines
 from .errors import Diverged
-from .signals import Inbox
-from .swarm import Swarm
+from .runs import folder as run_folder
+from .runs import resume, session
+from .simulation.clock import Clock
+from .simulation.stacked import StackedTransport
+from .simulation.swarm import Swarm
+from .simulation.trajectory import Trajectory, trajectory
+from .simulation.vmap_gradients import Together
 from .tasks import Task, seed_model
-from .together import Together
-from .training import Training, Worker
-from .trajectory import Trajectory, trajectory
-from .transport.stacked import StackedTransport
+from .training.loop import Training, Worker
+from .training.options import SimulateOptions
+from .training.signals import Inbox
 
 __all__ = ["Simulation", "Trajectory", "main", "trajectory"]
 
@@ -43,20 +45,20 @@ class Simulation:
         **hooks: Any,
     ) -> None:
         n = config.agents
-        topology = runs.make_topology(config, n)
-        runs.check_late(config, algorithm, topology)
+        topology = session.make_topology(config, n)
+        session.check_late(config, algorithm, topology)
         speed = np.array(config.speeds())
         clock = Clock(n, config.c, speed, config.jitter, config.degree_aware, config.seed)
         self.tuned = ""
         if config.auto_tau:
-            algorithm, self.tuned = runs.tau_for_c(config, algorithm, topology)
+            algorithm, self.tuned = session.tau_for_c(config, algorithm, topology)
         self.alpha = config.alpha or task.default_alpha
         self.iterations = config.iterations or task.default_iterations
         shards = [task.shard(i, n, config.partition, config.seed) for i in range(n)]
         models = []
         for _ in range(n):  # everybody starts from the same model, as rank 0's over MPI
             seed_model(config.seed)
-            models.append(runs.make_model(task))
+            models.append(session.make_model(task))
         optimizers = [config.make_optimizer(model, self.alpha) for model in models]
         wire = config.wire_dtype(next(models[0].parameters()).dtype)
         transport = StackedTransport(topology, clock, wire, config.late_policy())
@@ -83,11 +85,11 @@ def main() -> None:
     with cli.guard(PROG):
         argv = sys.argv[1:]
         if "all" in cli.values_of(argv, "algorithm"):
-            from .compare import compare
+            from .study.compare import compare
 
             compare(argv)
             return
-        config, algorithm, task = runs.read_options(SimulateOptions, PROG)
+        config, algorithm, task = session.read_options(SimulateOptions, PROG)
         signals = Inbox(config.on_signal)
         signals.install()
         run(config, algorithm, task, signals)
@@ -117,20 +119,20 @@ def run(
     resume.take_mean(plan, *swarm.models, training.mean.model)
     state = resume.read(plan, 0, model)
     history = plan.prepare(overwrite)  # last, so that nothing refused has cost anything
-    folder = metrics.RunFolder(plan.path, config.tensorboard, history)
-    runs.write_config(
+    folder = run_folder.RunFolder(plan.path, config.tensorboard, history)
+    session.write_config(
         folder, config, swarm.algorithm, task, agents=config.agents, alpha=simulation.alpha,
-        iterations=simulation.iterations, topology=runs.describe_topology(simulation.topology),
+        iterations=simulation.iterations, topology=session.describe_topology(simulation.topology),
     )  # fmt: skip
     print(f"{PROG}: {simulation.title}; {swarm.x.shape[1]:,} parameters", flush=True)
     if simulation.tuned:
         console.say(simulation.tuned)
     console.start(simulation.iterations)
-    training.on_row = runs.on_row(console, folder)
+    training.on_row = session.on_row(console, folder)
     training.rows += history
-    about = runs.about(who, config, simulation.alpha, model, swarm.flats[0])
+    about = session.about(who, config, simulation.alpha, model, swarm.flats[0])
     training.checkpoints = Checkpoints(
-        plan.path, swarm.transport, training.control, runs.policy(config), shard=0, count=1,
+        plan.path, swarm.transport, training.control, session.policy(config), shard=0, count=1,
         about=about, before_commit=folder.sync,
     )  # fmt: skip
     resume.load(training, plan, state, simulation.alpha, console.say)
@@ -141,11 +143,11 @@ def run(
         ended = error
     console.close()
     if ended is None and not training.stopped:
-        summary = runs.summarise(training.rows, task, simulation.title, "units")
+        summary = session.summarise(training.rows, task, simulation.title, "units")
         console.warn(folder.summary(summary))
         print(summary_lines(summary, plan.path), flush=True)
     folder.close()
-    runs.check_end(training, ended, plan.path)
+    session.check_end(training, ended, plan.path)
     return plan.path
 
 

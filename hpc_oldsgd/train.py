@@ -11,22 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import calibration, cli, metrics, resume, runs, tuning
-from .agent import Agent
-from .checkpoint import Checkpoints
-from .config import TrainOptions
-from .console import Console, summary_lines
-from .device import choose_device, set_threads, unseen_gpu
+from . import cli
+from .checkpoints.store import Gather
+from .checkpoints.writer import Checkpoints
+from .cli.console import Console, summary_lines
 from .errors import Diverged, NeighbourTimeout, Stopped, UserError
-from .launcher import check_world
-from .recovery import Recovery
-from .signals import Inbox
-from .status import Board, clear
-from .stored import Gather
-from .straggler import Drag
+from .launch.device import choose_device, set_threads, unseen_gpu
+from .launch.launcher import check_world
+from .runs import folder as run_folder
+from .runs import resume, session
+from .runs.recovery import Recovery
+from .runtime.agent import Agent
+from .simulation.slowdown import Drag
 from .tasks import seed_model
-from .trace import Trace, merge
-from .training import Training, Worker
+from .training import tau_auto, tau_measure
+from .training.loop import Training, Worker
+from .training.options import TrainOptions
+from .training.signals import Inbox
+from .transport.heartbeat import Board, clear
+from .transport.trace import Trace, merge
 
 PROG = "hpc_oldsgd.train"
 
@@ -34,7 +37,7 @@ PROG = "hpc_oldsgd.train"
 def main() -> None:
     try:
         with cli.guard(PROG):
-            config, algorithm, task = runs.read_options(TrainOptions, PROG)
+            config, algorithm, task = session.read_options(TrainOptions, PROG)
             signals = Inbox(config.on_signal)
             signals.install()
             run(config, algorithm, task, signals)
@@ -46,14 +49,17 @@ def main() -> None:
 
 def leave_if_shrunk(code: int) -> None:
     """After the death of a rank MPI cannot be finalized."""
-    ulfm = sys.modules.get("hpc_oldsgd.transport.mpi_ulfm")
+    ulfm = sys.modules.get("hpc_oldsgd.transport.mpi.ulfm")
     if ulfm is not None and ulfm.survivors:
         with alone(ulfm.MPI.COMM_WORLD, NeighbourTimeout):
             ulfm.leave(code)
 
 
 def run(
-    config: TrainOptions, algorithm: runs.Algorithm, task: runs.Task, signals: Inbox | None = None
+    config: TrainOptions,
+    algorithm: session.Algorithm,
+    task: session.Task,
+    signals: Inbox | None = None,
 ) -> None:
     from .transport.mpi import world
 
@@ -62,11 +68,11 @@ def run(
 
 
 def _run(
-    comm: Any, config: TrainOptions, algorithm: runs.Algorithm, task: runs.Task,
+    comm: Any, config: TrainOptions, algorithm: session.Algorithm, task: session.Task,
     signals: Inbox | None,
 ) -> None:  # fmt: skip
     from .transport.mpi import Startup
-    from .transport.mpi_ulfm import meet, require_ulfm
+    from .transport.mpi.ulfm import meet, require_ulfm
 
     n, rank = comm.size, comm.rank
     check_world(n)
@@ -79,13 +85,13 @@ def _run(
     if config.device == "auto" and (unseen := unseen_gpu(device)):
         console.say(unseen)
     set_threads(config.threads, startup.sharing)
-    topology = startup.check(lambda: runs.make_topology(config, n))
-    startup.check(lambda: runs.check_late(config, algorithm, topology))
+    topology = startup.check(lambda: session.make_topology(config, n))
+    startup.check(lambda: session.check_late(config, algorithm, topology))
     if config.auto_tau:
         startup.check(lambda: check_auto(config, algorithm, topology))
     drag = startup.check(lambda: Drag(config.slow, config.jitter, config.seed, n, rank))
     seed_model(config.seed)
-    model = startup.check(lambda: runs.make_model(task, device))
+    model = startup.check(lambda: session.make_model(task, device))
     who = startup.check(lambda: resume.identity("train", config, algorithm, task, topology, model))
 
     def shards_here(found: resume.Checkpoint) -> list[int]:
@@ -140,11 +146,11 @@ def _run(
             on_step=console.step, say=console.say, signals=signals, drag=drag,
         )  # fmt: skip
         if config.auto_tau:
-            bounds = tuning.Bounds.parse(config.auto_tau)
+            bounds = tau_auto.Bounds.parse(config.auto_tau)
             if plan.goes_on is None:
-                console.say(calibration.calibrate(training, bounds).reason)
+                console.say(tau_measure.calibrate(training, bounds).reason)
             if config.retune:
-                calibration.Retuner(training, bounds, config.retune)
+                tau_measure.Retuner(training, bounds, config.retune)
             algorithm = agent.algorithm
         title = (
             f"{algorithm.name}, {topology.name}, n = {n}, tau = {algorithm.tau}, "
@@ -152,22 +158,23 @@ def _run(
         )
         folder = None
         if rank == 0:
-            folder = metrics.RunFolder(plan.path, config.tensorboard, history)
-            runs.write_config(
+            folder = run_folder.RunFolder(plan.path, config.tensorboard, history)
+            session.write_config(
                 folder, config, algorithm, task, agents=n, alpha=alpha, iterations=iterations,
-                topology=runs.describe_topology(topology),
+                topology=session.describe_topology(topology),
                 transport={"progress": agent.transport.progress, "native": agent.transport.native},
             )  # fmt: skip
             print(f"{PROG}: {title}; {agent.flat.d:,} parameters on {device.type}", flush=True)
         console.start(iterations)
-        training.on_row = runs.on_row(console, folder)
+        training.on_row = session.on_row(console, folder)
         training.rows += history
         training.data_of = data_of
         lost = plan.goes_on.manifest.get("lost", []) if plan.goes_on is not None else []
         training.checkpoints = Checkpoints(
-            plan.path, agent.transport, training.control, runs.policy(config), shard=rank, count=n,
+            plan.path, agent.transport, training.control, session.policy(config), shard=rank,
+            count=n,
             about={
-                **runs.about(who, config, alpha, model, agent.flat),
+                **session.about(who, config, alpha, model, agent.flat),
                 "data": {"of": data_of, "agents": agents},
                 "lost": lost,
             },
@@ -191,7 +198,7 @@ def _run(
             console.warn(write_trace(trace, plan.path, startup.gather))
         if folder is not None:
             if ended is None and not training.stopped:
-                summary = runs.summarise(training.rows, task, title, "s")
+                summary = session.summarise(training.rows, task, title, "s")
                 summary["lost"] = recovery.describe()
                 console.warn(folder.summary(summary))
                 print(summary_lines(summary, plan.path), flush=True)
@@ -202,16 +209,18 @@ def _run(
     else:
         startup.gather("")  # MPI_Finalize would wait for a stopped rank for ever
     try:
-        runs.check_end(training, ended, plan.path)
+        session.check_end(training, ended, plan.path)
     except (Diverged, Stopped) as error:
         error.local = bool(recovery.lost) and agent.rank == 0  # the launcher's rank 0 may be dead
         raise
 
 
-def check_auto(config: TrainOptions, algorithm: runs.Algorithm, topology: runs.Topology) -> None:
+def check_auto(
+    config: TrainOptions, algorithm: session.Algorithm, topology: session.Topology
+) -> None:
     if config.progress == "none":
         raise UserError("--tau auto needs messages that move during the gradients: --progress auto")
-    tuning.check(algorithm, topology)
+    tau_auto.check(algorithm, topology)
 
 
 @contextlib.contextmanager
@@ -222,7 +231,7 @@ def alone(
 
     Where the others can survive it, an unforeseen one ends this rank only.
     """
-    from .transport.mpi_requests import AFTER_RANK_0_S, end_job, end_rank
+    from .transport.mpi.requests import AFTER_RANK_0_S, end_job, end_rank
 
     try:
         yield

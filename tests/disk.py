@@ -11,7 +11,7 @@ from concurrent.futures import wait
 
 import pytest
 
-from hpc_oldsgd.checkpoint import Checkpoints
+from hpc_oldsgd.checkpoints.writer import Checkpoints
 
 _cast_wishes = Checkpoints.cast_wishes
 

@@ -11,9 +11,9 @@ from problems import OPTIMIZERS, backward, cnn
 from torch import nn
 
 from hpc_oldsgd import topology
-from hpc_oldsgd.agent import Agent
-from hpc_oldsgd.swarm import Swarm
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.agent import Agent
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.swarm import Swarm
 
 STEPS = 10
 

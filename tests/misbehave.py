@@ -20,8 +20,9 @@ from pathlib import Path
 import disk
 import torch
 
-from hpc_oldsgd import cli, console, train
-from hpc_oldsgd.transport import mpi_requests
+from hpc_oldsgd import cli, train
+from hpc_oldsgd.cli import console
+from hpc_oldsgd.transport.mpi import requests
 
 
 def freeze() -> None:
@@ -72,7 +73,7 @@ def run(what: str, rank: str, iteration: str, *args: str) -> None:
             WHAT[what.removesuffix("-at-end")]()
 
     if what.endswith("-at-end"):
-        mpi_requests.START_LEAST_S = 1.0
+        requests.START_LEAST_S = 1.0
         console.Console.close = close  # type: ignore[method-assign]
     else:
         console.Console.step = step  # type: ignore[method-assign]

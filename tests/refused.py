@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpc_oldsgd import console, tasks, train
+from hpc_oldsgd import tasks, train
+from hpc_oldsgd.cli import console
 from hpc_oldsgd.data import Arrays, Source
 from hpc_oldsgd.tasks.base import Split, Task
 
@@ -138,7 +139,7 @@ def run(words: list[str], full: int | None, rank: int) -> int:
 
 def main() -> None:
     from hpc_oldsgd.transport.mpi import world
-    from hpc_oldsgd.transport.mpi_requests import gather_text
+    from hpc_oldsgd.transport.mpi.requests import gather_text
 
     for name, kind in TASKS.items():
         tasks.register(name)(kind)

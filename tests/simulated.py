@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from hpc_oldsgd import algorithms, cli, export, simulate, tasks
-from hpc_oldsgd.config import SimulateOptions
-from hpc_oldsgd.console import Console
+from hpc_oldsgd.cli.console import Console
+from hpc_oldsgd.training.options import SimulateOptions
 
 WALL = {"step_s", "samples_per_s", "eval_s"}
 SHORT = "--task logistic --iterations 40 --tau 2 --agents 3 --eval-every 3 --checkpoint-every 2"

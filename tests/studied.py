@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_oldsgd import algorithms, tasks
-from hpc_oldsgd.config import SimulateOptions
 from hpc_oldsgd.study.cells import Cell
+from hpc_oldsgd.training.options import SimulateOptions
 
 
 def cell(name: str = "oldsgd", tau: int = 2, **options: Any) -> Cell:

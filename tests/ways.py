@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from hpc_oldsgd import ops, topology
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.simulation.stacked import StackedTransport
 
 D = 1003  # divisible by nothing that could hide a slip
 WAYS = [

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_oldsgd import Agent, algorithms, topology
-from hpc_oldsgd.flat import Flat
+from hpc_oldsgd.runtime.flat import Flat
 
 from .load import Load
 

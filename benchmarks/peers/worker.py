@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from torch.distributed import TCPStore  # type: ignore[attr-defined, unused-ignore]
 
 from hpc_oldsgd import cli, topology
-from hpc_oldsgd.agent import wire_type
 from hpc_oldsgd.bench.overlap import exchange_alone
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runtime.wire import wire_type
 from hpc_oldsgd.transport.mpi import MpiTransport, world
-from hpc_oldsgd.transport.mpi_requests import vendor
+from hpc_oldsgd.transport.mpi.requests import vendor
 
 from . import report
 from .entries import ENTRIES, Entry, alone

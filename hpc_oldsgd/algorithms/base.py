@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import UserError
 
 if TYPE_CHECKING:
-    from ..schedule import Runner, Schedule
+    from ..runtime.runner import Runner, Schedule
 
 
 @dataclass

@@ -12,7 +12,7 @@ from .base import Algorithm
 from .registry import register
 
 if TYPE_CHECKING:
-    from ..schedule import Runner, Schedule
+    from ..runtime.runner import Runner, Schedule
 
 
 @register("lsgd")

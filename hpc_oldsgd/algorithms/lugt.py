@@ -25,7 +25,7 @@ from .base import Algorithm, require, state
 from .registry import register
 
 if TYPE_CHECKING:
-    from ..schedule import Runner, Schedule
+    from ..runtime.runner import Runner, Schedule
 
 
 @register("lugt")

@@ -18,7 +18,7 @@ from .led import LED
 from .registry import register
 
 if TYPE_CHECKING:
-    from ..schedule import Runner, Schedule
+    from ..runtime.runner import Runner, Schedule
 
 
 @register("oled")

@@ -20,7 +20,7 @@ from .lugt import LUGT
 from .registry import register
 
 if TYPE_CHECKING:
-    from ..schedule import Runner, Schedule
+    from ..runtime.runner import Runner, Schedule
 
 
 @register("olgt")

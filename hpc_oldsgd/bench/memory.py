@@ -22,16 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from .. import algorithms
-from ..checkpoint import Checkpoints, Policy
-from ..config import TrainOptions
+from ..checkpoints.writer import Checkpoints, Policy
 from ..data import Arrays, Batch, Source
 from ..errors import UserError
 from ..tasks import Task
 from ..tasks.base import Split
-from ..training import Training, Worker
+from ..training.loop import Training, Worker
+from ..training.options import TrainOptions
 
 if TYPE_CHECKING:
-    from ..agent import Agent
+    from ..runtime.agent import Agent
 
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}  # model-sized buffers of the optimizer
 
@@ -135,7 +135,7 @@ def _row(
     options: Options, comm: Any, name: str, extend: Callable[[Agent], None] = lambda agent: None
 ) -> dict[str, Any]:
     """One algorithm: an agent of its own, a few rounds, and the largest numbers of all ranks."""
-    from ..agent import Agent
+    from ..runtime.agent import Agent
 
     gc.collect()
     task = Matrix(side=options.side)

@@ -101,9 +101,9 @@ class Loop:
 
 
 def main(options: Options) -> None:
-    from ..agent import Agent
+    from ..runtime.agent import Agent
     from ..transport.mpi import world
-    from ..transport.mpi_requests import vendor
+    from ..transport.mpi.requests import vendor
 
     comm = world()
     bare, ours = Loop(options), Loop(options)

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from .. import algorithms, topology
-from ..agent import wire_type
 from ..algorithms import Algorithm
 from ..errors import UserError
-from ..late import Late
-from ..schedule import Runner
-from ..straggler import Drag, check_jitter, slowdowns
+from ..runtime.runner import Runner
+from ..runtime.wire import wire_type
+from ..simulation.slowdown import Drag, check_jitter, slowdowns
+from ..transport.late import Late
 from .overlap_text import text
 
 if TYPE_CHECKING:  # the import starts MPI, which --help does not need
@@ -173,9 +173,9 @@ class Emulated(Runner):
 
 
 def main(options: Options) -> None:
-    from ..device import choose_device
+    from ..launch.device import choose_device
     from ..transport.mpi import MpiTransport, world
-    from ..transport.mpi_requests import vendor
+    from ..transport.mpi.requests import vendor
 
     comm = world()
     graph = topology.from_name(options.topology, comm.size)

@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from .. import algorithms, topology
 from ..errors import UserError
-from ..late import Late
-from ..schedule import Runner
-from ..swarm import Plain
+from ..runtime.plain import Plain
+from ..runtime.runner import Runner
+from ..simulation.stacked import StackedTransport
 from ..transport.base import Pending
-from ..transport.stacked import StackedTransport
+from ..transport.late import Late
 from .memory import resident
 
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def run(
 
 def main(options: Options) -> None:
     from ..transport.mpi import world
-    from ..transport.mpi_requests import vendor
+    from ..transport.mpi.requests import vendor
 
     comm = world()
     torch.set_num_threads(1)

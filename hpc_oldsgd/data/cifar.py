@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .. import _torchvision
 from ..errors import UserError
-from ..locks import lock
+from ..files import lock
+from . import torchvision_shim
 from .partition import Ints
 from .shard import Rows
 
@@ -23,7 +23,7 @@ LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse
 
 def published(split: Literal["train", "test"]) -> dict[str, str]:
     """File name -> MD5, as torchvision publishes them."""
-    dataset = _torchvision.load("CIFAR-10").datasets.CIFAR10
+    dataset = torchvision_shim.load("CIFAR-10").datasets.CIFAR10
     return dict(dataset.train_list if split == "train" else dataset.test_list)
 
 
@@ -85,7 +85,7 @@ def download(root: Path) -> None:
     """
     if _whole(root):
         return
-    dataset = _torchvision.load("CIFAR-10").datasets.CIFAR10
+    dataset = torchvision_shim.load("CIFAR-10").datasets.CIFAR10
     try:
         root.mkdir(parents=True, exist_ok=True)
         with lock(root / ".cifar10.lock"):

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..locks import lock
+from ..files import lock
 from .files import cache_dirs, cache_places, sha256, write_atomically
 from .partition import Ints
 from .shard import Rows

@@ -10,16 +10,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
-from .. import runs, tuning
 from ..algorithms import OLDSGD
-from ..config import TrainOptions
-from ..device import choose_device, set_threads
 from ..errors import UserError
-from ..launcher import check_world
+from ..launch.device import choose_device, set_threads
+from ..launch.launcher import check_world
+from ..runs import session
 from ..topology import Topology
+from ..training import tau_auto
+from ..training.options import TrainOptions
 from . import findings, findings_network, links, machine, progress, report
 
-TAUS = tuning.Bounds()
+TAUS = tau_auto.Bounds()
 LIMIT_S = 600.0  # a network on which some rank is never heard
 MANY = 10  # local steps: past it half the bytes are worth more than their precision
 
@@ -51,14 +52,14 @@ class Options:
 def main(options: Options) -> None:
     begin = time.perf_counter()
     from ..transport.mpi import Startup, world
-    from ..transport.mpi_requests import limit
-    from ..transport.probe import cuda_aware
+    from ..transport.mpi.cuda_probe import cuda_aware
+    from ..transport.mpi.requests import limit
 
     comm = world()
     check_world(comm.size)
     startup = Startup(comm, LIMIT_S)
     config = TrainOptions(topology=options.topology)
-    topology = startup.check(lambda: runs.make_topology(config, comm.size))
+    topology = startup.check(lambda: session.make_topology(config, comm.size))
     device = startup.check(lambda: choose_device(options.device))
     set_threads(0, startup.sharing)
     found: dict[str, Any] = {
@@ -80,15 +81,15 @@ def main(options: Options) -> None:
 
 
 def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:
-    from ..transport.mpi_probe import library
-    from ..transport.mpi_requests import gather_text, says_cuda_aware
+    from ..transport.mpi.link_probe import library
+    from ..transport.mpi.requests import gather_text, says_cuda_aware
 
     own = {**machine.facts(device), "library": library(), "says_cuda_aware": says_cuda_aware()}
     return [json.loads(text) for text in gather_text(comm, json.dumps(own))]
 
 
 def _offsets(comm: Any, own: float) -> list[float]:
-    from ..transport.mpi_requests import gather_text
+    from ..transport.mpi.requests import gather_text
 
     return [float(text) for text in gather_text(comm, repr(own))]
 
@@ -112,10 +113,10 @@ def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[
     best = progress.best(seen["modes"])
     exchange_s = seen["t_c"] * options.model_bytes / seen["bytes"] if topology.n > 1 else 0.0
     c = exchange_s / options.grad_seconds
-    wire, choice = "same", tuning.choose(OLDSGD(), topology, c, TAUS)
+    wire, choice = "same", tau_auto.choose(OLDSGD(), topology, c, TAUS)
     if choice.tau > MANY:
         wire, c = "bf16", c / 2
-        choice = tuning.choose(OLDSGD(), topology, c, TAUS)
+        choice = tau_auto.choose(OLDSGD(), topology, c, TAUS)
     name = options.topology if Path(options.topology).suffix else topology.name
     words = [f"mpirun -n {topology.n} python -m hpc_oldsgd.train --topology {name}"]
     words += [f"--progress {best}", f"--wire {wire}", f"--tau {choice.tau}"]

@@ -47,26 +47,26 @@ def alone(
     comm: MPI.Comm, edges: Sequence[Edge], places: Sequence[str], largest: int
 ) -> list[dict[str, Any]]:
     """Every edge, measured by its lower rank. Collective; the result is on every rank."""
-    from ..transport import mpi_probe
-    from ..transport.mpi_requests import gather_text, limit
+    from ..transport.mpi import link_probe
+    from ..transport.mpi.requests import gather_text, limit
 
     groups = colours(edges, places)
     share_s = min(EDGE_S, TOTAL_S / max(1, len(groups)) / (2 * REPEATS + 2))
     measured = []
     for group in groups:
-        mpi_probe.together(comm)
+        link_probe.together(comm)
         mine = next((edge for edge in group if comm.rank in edge), None)
         if mine is None:
             continue
         peer = mine[0] if comm.rank == mine[1] else mine[1]
         with limit(LIMIT_S, f"for rank {peer} ({places[peer]}) to answer"):
-            mpi_probe.ping(comm, peer, SMALL, 3)
-            latency, intact = mpi_probe.ping(comm, peer, SMALL, PINGS)
-            first, _ = mpi_probe.ping(comm, peer, FIRST, 2)
+            link_probe.ping(comm, peer, SMALL, 3)
+            latency, intact = link_probe.ping(comm, peer, SMALL, PINGS)
+            first, _ = link_probe.ping(comm, peer, FIRST, 2)
             wanted = int(FIRST * share_s / min(first))
-            size = mpi_probe.same_size(comm, peer, max(SMALL, min(largest, LARGEST, wanted)))
-            mpi_probe.ping(comm, peer, size, 1)
-            took, whole = mpi_probe.ping(comm, peer, size, REPEATS)
+            size = link_probe.same_size(comm, peer, max(SMALL, min(largest, LARGEST, wanted)))
+            link_probe.ping(comm, peer, size, 1)
+            took, whole = link_probe.ping(comm, peer, size, REPEATS)
         if comm.rank == mine[0]:
             measured.append(
                 {
@@ -77,7 +77,7 @@ def alone(
                     "intact": intact and whole,
                 }
             )
-    mpi_probe.together(comm)
+    link_probe.together(comm)
     texts = gather_text(comm, json.dumps(measured))
     found = [link for text in texts for link in json.loads(text)]
     return sorted(found, key=lambda link: link["edge"])
@@ -90,8 +90,8 @@ def at_once(
 
     Adds `at_once_bytes_per_s` to the links. Collective.
     """
-    from ..transport import mpi_probe
-    from ..transport.mpi_requests import gather_text
+    from ..transport.mpi import link_probe
+    from ..transport.mpi.requests import gather_text
 
     slowest = min((link["bytes_per_s"] for link in links), default=0.0)
     largest = max((link["bytes"] for link in links), default=0)
@@ -107,9 +107,9 @@ def at_once(
         if not edges:
             continue
         peers = [i + j - comm.rank for i, j in edges if comm.rank in (i, j)]
-        mpi_probe.all_at_once(comm, peers, size)  # opens connections
+        link_probe.all_at_once(comm, peers, size)  # opens connections
         before = network.counters()
-        runs = [mpi_probe.all_at_once(comm, peers, size) for _ in range(REPEATS)]
+        runs = [link_probe.all_at_once(comm, peers, size) for _ in range(REPEATS)]
         after = network.counters()
         own = {
             "rises": {name: after[name] - before.get(name, 0) for name in after},

@@ -12,8 +12,9 @@ import tyro
 
 from hpc_oldsgd import cli
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.plot import curves, folders, labels, timeline
-from hpc_oldsgd.plot.folders import Run
+from hpc_oldsgd.plot import curves, labels, timeline
+from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runs.reader import Run
 
 PROG = "hpc_oldsgd.plot"
 
@@ -54,7 +55,7 @@ class Options:
 
 
 def main(options: Options) -> None:
-    runs = folders.read(with_runs(options.runs))
+    runs = reader.read(with_runs(options.runs))
     labels.tell_apart(runs)
     for run in runs:
         if not run.rows:

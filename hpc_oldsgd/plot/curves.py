@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ..runs.reader import Run
 from . import style
-from .folders import Run
 
 X = Literal["iteration", "time"]
 LEGEND_ROW = 0.17  # inches

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .folders import Run
+from ..runs.reader import Run
 
 NAMED = ("algorithm", "task", "topology", "partition", "optimizer")  # a value that needs no name
 SYMBOLS = {"tau": "τ", "alpha": "α", "agents": "n", "name": ""}

@@ -14,8 +14,8 @@ from typing import Any
 
 from hpc_oldsgd.errors import UserError
 
+from ..runs.reader import Run, finite, read_object
 from . import style
-from .folders import Run, finite, read_object
 
 FLYING = ("flight", "reduce")
 COLOURS = {

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from ..algorithms import Algorithm
-from ..config import RunOptions, SimulateOptions
+from ..cli.fields import dashed, options
 from ..errors import UserError
-from ..metrics import clean
-from ..options import dashed, options
-from ..plot import folders
-from ..plot.folders import Run
+from ..runs import reader
+from ..runs.folder import clean
+from ..runs.reader import Run
 from ..tasks import Task
+from ..training.options import RunOptions, SimulateOptions
 
 DIVERGED = "diverged"  # a file in the folder of a run that no more steps will mend
 SAME = (
@@ -130,7 +130,7 @@ class Shelf:
     def _add(self, path: Path) -> None:
         """Not one that a crash has torn, which is made again, nor another program's."""
         with contextlib.suppress(UserError, LookupError, TypeError, AttributeError):
-            for run in folders.read_one(path):
+            for run in reader.read_one(path):
                 self._runs.setdefault(key_of(run.config, run.clock == "wall"), []).append(run)
 
     def find(self, cell: Cell) -> Run | None:

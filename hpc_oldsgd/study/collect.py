@@ -16,8 +16,9 @@ from typing import Any
 import tyro
 
 from ..errors import UserError
-from ..plot import curves, folders, labels, style
-from ..plot.folders import Run
+from ..plot import curves, labels, style
+from ..runs import reader
+from ..runs.reader import Run
 
 PROG = "hpc_oldsgd.study collect"
 LINES = 12  # in one figure; of more runs the best tau of each algorithm is drawn
@@ -84,7 +85,7 @@ def read(folder: Path, damaged: list[UserError]) -> list[Run]:
         if (path / "diverged").exists() and not (path / "metrics.jsonl").stat().st_size:
             damaged.append(UserError(f"{path} diverged before its first row."))
     begun = [path for path in found if (path / "metrics.jsonl").stat().st_size]
-    return [run for run in whole(begun, folders.read_one, damaged) if run.rows]
+    return [run for run in whole(begun, reader.read_one, damaged) if run.rows]
 
 
 def whole(

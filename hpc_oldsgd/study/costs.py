@@ -20,8 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .. import algorithms, topology
 from ..algorithms import Algorithm
 from ..errors import UserError
-from ..schedule import Runner
-from ..transport.stacked import StackedFlight, StackedReduction, StackedTransport
+from ..runtime.runner import Runner
+from ..simulation.stacked import StackedFlight, StackedReduction, StackedTransport
 from .report import markdown
 from .table1 import text_of
 

@@ -29,10 +29,10 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from ..console import Console
+from ..cli.console import Console
 from ..errors import Diverged, UserError
-from ..plot import folders
-from ..plot.folders import Run
+from ..runs import reader
+from ..runs.reader import Run
 from ..tasks import Task
 from .cells import DIVERGED, Cell, Shelf
 from .plans import StudyOptions
@@ -131,7 +131,7 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
 
 def _announce_rest(first: Path, seconds: float, rest: Sequence[Cell]) -> None:
     """Over MPI only a run tells how long one takes: all agents step at once, so by iterations."""
-    (run,) = folders.read_one(first)
+    (run,) = reader.read_one(first)
     if run.rows:
         pace = seconds / run.rows[-1]["iteration"]
         left = duration(pace * sum(cell.iterations for cell in rest))
@@ -319,7 +319,7 @@ def _clear_unfit(cell: Cell, path: Path) -> None:
 
 def _done(cell: Cell, path: Path) -> bool:
     try:
-        return all(cell.done(run) for run in folders.read_one(path))
+        return all(cell.done(run) for run in reader.read_one(path))
     except UserError:
         return False
 
@@ -328,6 +328,6 @@ def _fits(cell: Cell, path: Path) -> bool:
     """Not what was killed before its first file, torn by a power cut, or measured less than asked,
     whose rows would stay."""
     try:
-        return all(cell.measured(run) for run in folders.read_one(path))
+        return all(cell.measured(run) for run in reader.read_one(path))
     except UserError:
         return False

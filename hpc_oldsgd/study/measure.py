@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..plot.folders import Run
+from ..runs.reader import Run
 from . import paper, replay
 from .cells import DIVERGED, Cell, first
 from .collect import Record, Table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plot.folders import Run
+from ..runs.reader import Run
 from .cells import Cell
 
 MODELS = ("VGG11", "ResNet18", "GPT-2")

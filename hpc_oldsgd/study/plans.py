@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms, cli, tasks
-from ..config import SimulateOptions
 from ..errors import UserError
 from ..tasks import Task
+from ..training.options import SimulateOptions
 from . import paper
 from .cells import Cell
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..clock import Times
-from ..plot.folders import Run
-from ..runs import make_topology
-from ..trajectory import trajectory
+from ..runs.reader import Run
+from ..runs.session import make_topology
+from ..simulation.clock import Times
+from ..simulation.trajectory import trajectory
 from .cells import Cell
 
 _kept: dict[tuple[Any, ...], Times] = {}

@@ -19,14 +19,15 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from .. import metrics, topology
+from .. import topology
 from ..algorithms import with_tau
-from ..clock import Clock
 from ..errors import UserError
-from ..plot import folders
-from ..schedule import Runner
-from ..swarm import Plain
-from ..transport.stacked import StackedTransport
+from ..runs import folder as run_folder
+from ..runs import reader
+from ..runtime.plain import Plain
+from ..runtime.runner import Runner
+from ..simulation.clock import Clock
+from ..simulation.stacked import StackedTransport
 from . import figures
 from .collect import Record, Table
 from .report import Report, Section, duration
@@ -200,15 +201,15 @@ def run(known: Record, path: Path) -> None:
     runner = Plain(X, algorithm, StackedTransport(graph, clock), ALPHA[known["problem"]])
     rounds = -(-known["iterations"] // known["tau"])
     every, f_best = max(1, rounds // ROWS), problem.loss(problem.best)
-    metrics.prepare(path, overwrite=True)
-    rows = metrics.RunFolder(path)
+    run_folder.prepare(path, overwrite=True)
+    rows = run_folder.RunFolder(path)
     rows.write(
         "config.json",
         {"known": known, "options": {"c": known["c"]}, "agents": n,
          "algorithm": {"name": algorithm.name, **algorithm.options()},
          "task": {"name": known["problem"]}, "alpha": ALPHA[known["problem"]],
          "topology": {"name": graph.name, "lambda_2": graph.lambda_2, "p": graph.p},
-         "environment": metrics.environment()},
+         "environment": run_folder.environment()},
     )  # fmt: skip
     start = time.perf_counter()
 
@@ -233,10 +234,10 @@ def run(known: Record, path: Path) -> None:
     rows.close()
 
 
-def read(path: Path, known: Record) -> folders.Run | None:
+def read(path: Path, known: Record) -> reader.Run | None:
     if not (path / "summary.json").is_file():
         return None
-    (found,) = folders.read_one(path)
+    (found,) = reader.read_one(path)
     return found if found.config.get("known") == known else None
 
 
@@ -244,7 +245,7 @@ def line(known: Record, runs: Path) -> Record:
     found = read(runs / folder(known), known)
     assert found is not None
     tail = found.rows[-max(1, round(TAIL * len(found.rows))) :]
-    summary = folders.read_object(found.path / "summary.json")
+    summary = reader.read_object(found.path / "summary.json")
     return {
         **{k: known[k] for k in ("problem", "algorithm", "topology", "agents")},
         "p": found.config["topology"]["p"],

@@ -16,7 +16,7 @@ import numpy as np
 from .. import algorithms
 from ..algorithms import Algorithm
 from ..errors import UserError
-from ..trajectory import trajectory
+from ..simulation.trajectory import trajectory
 from . import figures
 from .collect import Record, Table
 from .report import Report, Section, duration

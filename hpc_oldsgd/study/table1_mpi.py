@@ -10,7 +10,7 @@ import torch
 
 from .. import topology
 from ..algorithms import Algorithm, with_tau
-from ..swarm import Plain
+from ..runtime.plain import Plain
 from ..topology import Topology
 from ..transport.mpi import MpiTransport, world
 from .report import duration

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import models
 from ..data import Batch, Source, cifar
 from ..data.shard import Rows
+from . import models
 from .base import OnDisk, Split
 from .registry import register
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from .. import models
 from ..data import Arrays, Iid, Source
+from . import models
 from .base import Split, Task
 from .registry import register
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import models
 from ..data import Batch
 from ..data.shard import Rows
 from ..data.text import find_tokenizer, find_wikitext
 from ..data.tokens import Tokens, tokens
 from ..errors import UserError
+from . import models
 from .base import OnDisk, Split
 from .registry import register
 

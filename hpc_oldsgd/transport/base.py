@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..flat import Running
-from ..late import Late
-from ..status import Status
+from ..runtime.flat import Running
 from ..topology import Topology
-from ..trace import Trace
+from .heartbeat import Status
+from .late import Late
+from .trace import Trace
 
 RECORDS_KEPT = 4096
 LINE = 32  # elements: a cache line of the narrowest type, two or four of the others

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ops_checks import CODE
+from ..ops.checks import CODE
 
 PERIOD_S = 1e-3  # 0.2 ms fights the gradient for the core, 5 ms leaves the network idle
 FIRST_SLEEP_S = 50e-6

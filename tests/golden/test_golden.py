@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpc_oldsgd import algorithms
-from hpc_oldsgd.trajectory import trajectory
+from hpc_oldsgd.simulation.trajectory import trajectory
 
 FOLDER = Path(__file__).parent
 N, D, ROUNDS, ALPHA = 5, 6, 4, 0.0625

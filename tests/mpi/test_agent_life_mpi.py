@@ -12,11 +12,11 @@ from problems import batch, cnn
 from torch import nn
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.agent import Agent
 from hpc_oldsgd.algorithms import LDSGD, OLDSGD
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.swarm import Swarm
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.agent import Agent
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.swarm import Swarm
 
 
 def test_all_start_from_rank_zeros_model(comm):

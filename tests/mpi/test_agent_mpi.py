@@ -13,9 +13,9 @@ from problems import cnn
 from torch import nn
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.agent import Agent
 from hpc_oldsgd.algorithms import KGT, LDSGD, LSGD, OLDSGD
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runtime.agent import Agent
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=list(LOOPS))

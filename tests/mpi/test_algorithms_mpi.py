@@ -13,15 +13,15 @@ import torch
 from mpi4py import MPI
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.agent import Agent
-from hpc_oldsgd.schedule import Runner
+from hpc_oldsgd.runtime.agent import Agent
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.runtime.runner import Runner
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.trajectory import trajectory
 from hpc_oldsgd.study import __main__ as study
-from hpc_oldsgd.swarm import Plain
 from hpc_oldsgd.topology import Topology
-from hpc_oldsgd.trajectory import trajectory
 from hpc_oldsgd.transport.base import Transport
 from hpc_oldsgd.transport.mpi import MpiTransport
-from hpc_oldsgd.transport.stacked import StackedTransport
 
 D, ALPHA, ROUNDS = 13, 0.05, 4
 SETTINGS: list[tuple[str, torch.dtype, torch.dtype | None]] = [

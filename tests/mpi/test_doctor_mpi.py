@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.doctor import links
-from hpc_oldsgd.transport import mpi_probe
+from hpc_oldsgd.transport.mpi import link_probe
 
 pytestmark = pytest.mark.ranks(1, 4)
 
@@ -38,22 +38,22 @@ def test_a_changed_payload_is_noticed(
 ) -> None:
     peer = comm.rank ^ 1
     if peer < comm.size:
-        assert mpi_probe.ping(comm, peer, nbytes, 2)[1]
-    right = mpi_probe.pattern
+        assert link_probe.ping(comm, peer, nbytes, 2)[1]
+    right = link_probe.pattern
 
-    def wrong(rank: int, nbytes: int) -> mpi_probe.Bytes:
+    def wrong(rank: int, nbytes: int) -> link_probe.Bytes:
         made = right(rank, nbytes)
         if comm.rank == rank == 1:  # what rank 1 sends; the others know what it should be
             made[-1] ^= np.uint8(1)
         return made
 
-    monkeypatch.setattr(mpi_probe, "pattern", wrong)
+    monkeypatch.setattr(link_probe, "pattern", wrong)
     if peer < comm.size:
-        assert mpi_probe.ping(comm, peer, nbytes, 2)[1] == (comm.rank != 0)
+        assert link_probe.ping(comm, peer, nbytes, 2)[1] == (comm.rank != 0)
 
 
 def test_patterns_differ() -> None:
-    made = [mpi_probe.pattern(i, 1000).tobytes() for i in range(4)]
+    made = [link_probe.pattern(i, 1000).tobytes() for i in range(4)]
     assert len(set(made)) == 4 and made[0][:496] != made[0][8:504]
 
 

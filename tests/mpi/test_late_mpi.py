@@ -12,10 +12,10 @@ from mpi4py import MPI
 from problems import rows
 
 from hpc_oldsgd import topology
-from hpc_oldsgd.late import Late
-from hpc_oldsgd.straggler import pause
+from hpc_oldsgd.simulation.slowdown import pause
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.transport.late import Late
 from hpc_oldsgd.transport.mpi import MpiTransport
-from hpc_oldsgd.transport.stacked import StackedTransport
 
 D = 1003
 WENT_ON = 77  # a tag

@@ -12,10 +12,10 @@ from mpi4py import MPI
 from simulated import same
 
 from hpc_oldsgd import algorithms, cli, export, simulate, tasks, train
-from hpc_oldsgd.config import SimulateOptions, TrainOptions
+from hpc_oldsgd.checkpoints.store import newest_first
 from hpc_oldsgd.errors import Stopped, UserError
-from hpc_oldsgd.signals import Inbox
-from hpc_oldsgd.stored import newest_first
+from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
+from hpc_oldsgd.training.signals import Inbox
 
 WALL = {"time", "step_s", "samples_per_s", "transfer", "exposed", "hidden", "eval_s"}
 SHORT = "--task logistic --iterations 24 --tau 2 --eval-every 3 --checkpoint-every 2"

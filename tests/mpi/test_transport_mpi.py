@@ -12,8 +12,8 @@ from problems import rows
 from ways import FAST, GRAPHS, WAYS, D, every_way, mixed
 
 from hpc_oldsgd import topology
+from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.transport.mpi import MpiTransport
-from hpc_oldsgd.transport.stacked import StackedTransport
 
 
 @every_way

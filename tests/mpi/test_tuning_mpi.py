@@ -9,17 +9,19 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from hpc_oldsgd import calibration, export, runs, train
-from hpc_oldsgd.config import SimulateOptions, TrainOptions
+from hpc_oldsgd import export, train
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import session
 from hpc_oldsgd.simulate import Simulation
+from hpc_oldsgd.training import tau_measure
+from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 
 SHORT = "--task digits --batchnorm --momentum 0.9 --iterations 24 --eval-every 2 --threads 1"
 
 
 def trained(words: str, out: Path) -> None:
     argv = [*words.split(), "--out", str(out)]
-    train.run(*runs.parse_options(TrainOptions, "train", argv))
+    train.run(*session.parse_options(TrainOptions, "train", argv))
     MPI.COMM_WORLD.Barrier()
 
 
@@ -55,15 +57,15 @@ def test_retuned_together_and_resumed(
     A vote is counted a round later, and another one later where agents may run ahead.
     """
     seen = {3: [1.0, 2.0 + comm.rank], 6: [1.0 + comm.rank, 0.1]}
-    monkeypatch.setattr(calibration, "_gradient_seconds", lambda training: 1.0)
-    monkeypatch.setattr(calibration, "_message_seconds", lambda runner, used: (0.1, 0.0))
+    monkeypatch.setattr(tau_measure, "_gradient_seconds", lambda training: 1.0)
+    monkeypatch.setattr(tau_measure, "_message_seconds", lambda runner, used: (0.1, 0.0))
     rounds: list[int] = []
 
-    def look(retuner: calibration.Retuner) -> list[float]:
+    def look(retuner: tau_measure.Retuner) -> list[float]:
         rounds.append(retuner.training.runner.r)
         return seen.get(rounds[-1], [1.0, 0.1])
 
-    monkeypatch.setattr(calibration.Retuner, "seen", look)
+    monkeypatch.setattr(tau_measure.Retuner, "seen", look)
     words = f"{SHORT} --algorithm {name} --checkpoint-every 4 --keep 9 --tau auto --retune 3 {late}"
     trained(words, shared_path / "run")
     assert rounds[:2] == [3, 6]
@@ -75,7 +77,7 @@ def test_retuned_together_and_resumed(
 
     # The simulator, told to change tau at the same boundaries, ends with the same bits.
     argv = f"{SHORT} --algorithm {name} --tau 1 --agents {comm.size}".split()
-    simulation = Simulation(*runs.parse_options(SimulateOptions, "simulate", argv))
+    simulation = Simulation(*session.parse_options(SimulateOptions, "simulate", argv))
     taus = {3 + lag: tau, 6 + lag: 2 * tau // 3}
     simulation.swarm.on_round.insert(
         0, lambda r: setattr(r.algorithm, "tau", taus.get(r.r, r.algorithm.tau))

@@ -16,8 +16,8 @@ from mixing import PAIR_NAMES, PAIRS, Case, same
 from torch import Tensor
 
 from hpc_oldsgd import ops
-from hpc_oldsgd import ops_reference as reference
-from hpc_oldsgd.ops_checks import CODE
+from hpc_oldsgd.ops import reference
+from hpc_oldsgd.ops.checks import CODE
 
 Shim = Callable[..., bytes | None]
 FIXED_DEGREE = 64  # kMaxFixedDegree of mix.h

@@ -190,7 +190,7 @@ def test_worlds_of_one_rank_are_an_error(
 
 PROBE = """
 import json, os, sys, torch
-from hpc_oldsgd.device import choose_device
+from hpc_oldsgd.launch.device import choose_device
 visible = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
 torch.cuda.is_available = lambda: True
 torch.cuda.device_count = lambda: len(visible)

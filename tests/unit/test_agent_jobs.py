@@ -15,7 +15,7 @@ import sys, time
 import torch
 from mpi4py import MPI
 from hpc_oldsgd import Agent, OLDSGD, UserError
-from hpc_oldsgd.optim import SGD  # starts in half the time of torch's
+from hpc_oldsgd.runtime.sgd import SGD  # starts in half the time of torch's
 rank = MPI.COMM_WORLD.rank
 model = torch.nn.Linear(3, 2)
 agent = Agent(model, SGD(model.parameters(), lr=0.1), OLDSGD(tau=2), "ring")

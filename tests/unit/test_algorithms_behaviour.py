@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpc_oldsgd import algorithms
-from hpc_oldsgd.trajectory import trajectory
+from hpc_oldsgd.simulation.trajectory import trajectory
 
 STEPS = 1500
 

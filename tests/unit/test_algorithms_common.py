@@ -12,9 +12,10 @@ import torch
 
 from hpc_oldsgd import algorithms, topology
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.schedule import Runner
-from hpc_oldsgd.swarm import Plain, Swarm
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.runtime.runner import Runner
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.swarm import Swarm
 
 N, D, ALPHA = 5, 7, 0.05
 EVERY = [(name, tau) for name in algorithms.names() for tau in literal.taus(name)]

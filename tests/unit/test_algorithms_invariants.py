@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.swarm import Plain
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.simulation.stacked import StackedTransport
 
 ALPHA = 0.05
 NOT_PLAIN_SGD = ("overlap_local_sgd", "co2")  # their anchor and outer momentum move the mean

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.trajectory import trajectory
+from hpc_oldsgd.simulation.trajectory import trajectory
 
 ROUNDS = 12
 ALPHA = 0.05

@@ -13,10 +13,11 @@ import pytest
 import refused
 from test_bad_input_mpi import TOPOLOGIES, contents
 
-from hpc_oldsgd import algorithms, cli, export, simulate, stored, tasks
-from hpc_oldsgd.config import SimulateOptions, TrainOptions
-from hpc_oldsgd.console import Console
+from hpc_oldsgd import algorithms, cli, export, simulate, tasks
+from hpc_oldsgd.checkpoints import store
+from hpc_oldsgd.cli.console import Console
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 
 SHORT = ["--task", "logistic", "--iterations", "40", "--tau", "2", "--agents", "3"]
 SHORT += ["--checkpoint-every", "2"]
@@ -124,7 +125,7 @@ def test_a_disk_without_room(
     assert "test accuracy of the mean model" in said.out
     kept = export.newest(out, print)
     assert f"the last valid one is {kept.folder.name}" in said.err
-    assert all((p / stored.MANIFEST).exists() for p in stored.newest_first(out))
+    assert all((p / store.MANIFEST).exists() for p in store.newest_first(out))
     monkeypatch.undo()
     fill_up()  # what was lost has made room
     # No room for so much as the config of a second run.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd.stored import newest_first
+from hpc_oldsgd.checkpoints.store import newest_first
 
 Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
 REFUSED = Path(__file__).parent.parent / "refused.py"

@@ -11,11 +11,13 @@ import pytest
 import torch
 from simulated import SHORT, crash, last, parse, rows_of, same, simulated
 
-from hpc_oldsgd import algorithms, export, metrics, shards, simulate, stored
-from hpc_oldsgd.console import Console
+from hpc_oldsgd import algorithms, export, simulate
+from hpc_oldsgd.checkpoints import shard_file, store
+from hpc_oldsgd.checkpoints.shard_file import Unusable
+from hpc_oldsgd.cli.console import Console
 from hpc_oldsgd.errors import Diverged, Stopped, UserError
-from hpc_oldsgd.shards import Unusable
-from hpc_oldsgd.signals import Inbox
+from hpc_oldsgd.runs import folder as run_folder
+from hpc_oldsgd.training.signals import Inbox
 
 pytestmark = pytest.mark.usefixtures("prompt_disk")
 
@@ -27,11 +29,11 @@ def test_a_tree_survives_its_file(tmp_path: Path) -> None:
         "last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "big": 2**127, "inf": float("inf"), "text": "é\n", "n": torch.arange(5),
     }  # fmt: skip
-    written = shards.write(tmp_path / "a", tree)
-    shards.check(tmp_path / "a", written)
-    assert same(shards.read(tmp_path / "a"), tree)
+    written = shard_file.write(tmp_path / "a", tree)
+    shard_file.check(tmp_path / "a", written)
+    assert same(shard_file.read(tmp_path / "a"), tree)
     with pytest.raises(TypeError, match=r"deep\.0 is a object"):
-        shards.write(tmp_path / "b", {"deep": [object()]})
+        shard_file.write(tmp_path / "b", {"deep": [object()]})
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest", "no manifest"])
@@ -39,7 +41,7 @@ def test_damage_is_noticed_and_the_one_before_used(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     simulated(SHORT, tmp_path / "run")
-    newest, before = stored.newest_first(tmp_path / "run")
+    newest, before = store.newest_first(tmp_path / "run")
     shard, manifest = newest / "rank-00000.safetensors", newest / "manifest.json"
     content = bytearray(shard.read_bytes())
     if damage == "cut":
@@ -58,12 +60,12 @@ def test_damage_is_noticed_and_the_one_before_used(
     # A resumed run says so too, goes on from there, and comes to the same end.
     simulated(f"{SHORT} --resume auto", tmp_path / "run")
     assert f"goes on from round {int(before.name[6:])}" in capsys.readouterr().err
-    assert stored.find(newest).r == 20
+    assert store.find(newest).r == 20
 
 
 def test_nothing_usable_is_a_decision_for_the_user(tmp_path: Path) -> None:
     simulated(f"{SHORT} --keep 1", tmp_path / "run")
-    (only,) = stored.newest_first(tmp_path / "run")
+    (only,) = store.newest_first(tmp_path / "run")
     (only / "rank-00000.safetensors").write_bytes(b"")
     with pytest.raises(UserError, match=r"no checkpoint in .* is usable .*0 bytes instead of"):
         simulated(f"{SHORT} --resume auto", tmp_path / "run")
@@ -108,15 +110,15 @@ def test_the_last_ones_are_kept_and_links_left_alone(tmp_path: Path) -> None:
     (elsewhere / "precious").write_text("x")
     run = tmp_path / "run"
     simulated(f"{SHORT} --keep 3", run)
-    assert len(stored.newest_first(run)) == 3
+    assert len(store.newest_first(run)) == 3
     (run / "checkpoints" / "round-00000001").symlink_to(elsewhere)
-    stored.prune(run, 1)
-    assert [p.name for p in stored.newest_first(run)] == ["round-00000020"]
+    store.prune(run, 1)
+    assert [p.name for p in store.newest_first(run)] == ["round-00000020"]
     assert (elsewhere / "precious").exists()
     (run / "checkpoints").rename(tmp_path / "moved")
     (run / "checkpoints").symlink_to(tmp_path / "moved")
-    stored.prune(run, 0)
-    metrics.prepare(run, overwrite=True)
+    store.prune(run, 0)
+    run_folder.prepare(run, overwrite=True)
     assert (tmp_path / "moved" / "round-00000020" / "manifest.json").exists()
 
 
@@ -161,11 +163,11 @@ def test_longer_and_with_another_alpha(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_from_an_old_checkpoint_into_another_folder(tmp_path: Path) -> None:
     simulated(f"{SHORT} --keep 20", tmp_path / "run")
-    old = stored.newest_first(tmp_path / "run")[-1]
+    old = store.newest_first(tmp_path / "run")[-1]
     simulated(f"{SHORT} --resume {old}", tmp_path / "branch")
     assert rows_of(tmp_path / "branch") == rows_of(tmp_path / "run")
     assert same(last(tmp_path / "branch")["runner"], last(tmp_path / "run")["runner"])
-    assert len(stored.newest_first(tmp_path / "run")) > 2
+    assert len(store.newest_first(tmp_path / "run")) > 2
 
 
 def test_a_branch_has_a_checkpoint_of_its_own_at_once(
@@ -176,7 +178,7 @@ def test_a_branch_has_a_checkpoint_of_its_own_at_once(
     simulated(SHORT, tmp_path / "run")
     longer = f"{rare.replace('--iterations 40', '--iterations 80')} --resume {tmp_path / 'run'}"
     crash(longer, tmp_path / "branch", monkeypatch, after=60)
-    assert [found.name for found in stored.newest_first(tmp_path / "branch")] == ["round-00000020"]
+    assert [found.name for found in store.newest_first(tmp_path / "branch")] == ["round-00000020"]
     simulated(f"{longer.partition(' --resume')[0]} --resume auto", tmp_path / "branch")
     rows = rows_of(tmp_path / "branch")
     assert [row["iteration"] for row in rows][-1] == 80
@@ -187,7 +189,7 @@ def test_divergence_stops_and_names_the_last_good_checkpoint(tmp_path: Path) -> 
     words = SHORT.replace("--checkpoint-every 2", "--checkpoint-every 1")
     with pytest.raises(Diverged, match=r"near iteration 4.*good checkpoint is .*round-00000000"):
         simulated(f"{words} --alpha 1e30", tmp_path / "early")
-    assert [p.name for p in stored.newest_first(tmp_path / "early")] == ["round-00000000"]
+    assert [p.name for p in store.newest_first(tmp_path / "early")] == ["round-00000000"]
     # The loss grows for a while before it counts as exploded.
     with pytest.raises(Diverged, match=r"the last good checkpoint is .*round-") as raised:
         simulated(f"{words} --alpha 40 --iterations 4000 --weight-decay 0.1", tmp_path / "late")
@@ -229,7 +231,7 @@ def test_a_signal_may_only_ask_for_a_checkpoint(tmp_path: Path) -> None:
     asked._handle(signal.SIGUSR1, None)
     words = SHORT.replace("--checkpoint-every 2", "--keep 5")
     simulate.run(*parse(words, tmp_path / "run"), asked)
-    end, asked_for, start = (stored.find(p).r for p in stored.newest_first(tmp_path / "run"))
+    end, asked_for, start = (store.find(p).r for p in store.newest_first(tmp_path / "run"))
     # Asked for before the first vote, counted at the second, taken once the start's is written.
     assert start == 0 and 2 <= asked_for < end == 20
 
@@ -238,11 +240,11 @@ def test_the_timer_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     words = SHORT.replace("--checkpoint-every 2", "--keep 9 --checkpoint-seconds 0.01")
     monkeypatch.setattr(Console, "step", lambda console, t: time.sleep(0.002))
     simulated(words, tmp_path / "run")
-    assert len(stored.newest_first(tmp_path / "run")) > 2
+    assert len(store.newest_first(tmp_path / "run")) > 2
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"sha256": 1, "manifest": 2}', "\x00"])
 def test_a_manifest_that_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(Unusable):
-        stored.find(tmp_path)
+        store.find(tmp_path)

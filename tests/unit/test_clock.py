@@ -13,11 +13,11 @@ from problems import random_topologies
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.algorithms import LDSGD, LSGD, OLDSGD
-from hpc_oldsgd.clock import Clock
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.swarm import Plain
-from hpc_oldsgd.trajectory import trajectory
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.simulation.clock import Clock
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.trajectory import trajectory
 
 TAUS, CS = (1, 3, 5, 10), (0.0, 0.5, 1.0, 5.0, 12.5)
 

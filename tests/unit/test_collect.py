@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd import metrics
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.study.collect import Options, main
 
 
@@ -20,7 +20,7 @@ def write_run(
 ) -> None:  # fmt: skip
     """One row every `seconds`."""
     path.mkdir(parents=True)
-    folder = metrics.RunFolder(path)
+    folder = run_folder.RunFolder(path)
     folder.write(
         "config.json",
         {

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd import algorithms, compare, simulate
+from hpc_oldsgd import algorithms, simulate
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.plot import folders, style
+from hpc_oldsgd.plot import style
+from hpc_oldsgd.runs import reader
+from hpc_oldsgd.study import compare
 
 WORDS = ["--algorithm", "all", "--task", "logistic", "--agents", "3", "--iterations", "4"]
 WORDS += ["--tau", "2", "--eval-samples", "20"]
@@ -67,7 +69,7 @@ def test_what_is_done_stays_when_one_is_refused_and_one_is_cut_short(
     table = (out / "compare.md").read_text()
     assert "| lsgd | --late reuse leaves out edges" in table and "| oldsgd | " in table
     assert "oldsgd" in seen and "olgt" in seen
-    drawn = {run.config["algorithm"]["name"] for run in folders.read([out])}
+    drawn = {run.config["algorithm"]["name"] for run in reader.read([out])}
     assert {"oldsgd", "kgt"} <= drawn and "lsgd" not in drawn
     assert [p.name for p in out.iterdir() if p.name.startswith(".")] == [".lock"]
 

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from small_data import REAL, needs_cifar10, write_cifar10
 
-from hpc_oldsgd import _torchvision, tasks
-from hpc_oldsgd.data import cifar
+from hpc_oldsgd import tasks
+from hpc_oldsgd.data import cifar, torchvision_shim
 from hpc_oldsgd.errors import UserError
 
 
 def torchvisions(root: Path, checksums: dict[str, dict[str, str]], train: bool):
     """The same files through torchvision's own reader, an independent reference."""
-    base = _torchvision.load("the test").datasets.CIFAR10
+    base = torchvision_shim.load("the test").datasets.CIFAR10
     own = {
         "train_list": list(checksums["train"].items()),
         "test_list": list(checksums["test"].items()),
@@ -102,7 +102,7 @@ def test_download_fetches_checks_and_unpacks(tmp_path, monkeypatch):
     archive = tmp_path / "there" / "cifar-10-python.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(tmp_path / "there" / "cifar-10-batches-py", "cifar-10-batches-py")
-    dataset = _torchvision.load("the test").datasets.CIFAR10
+    dataset = torchvision_shim.load("the test").datasets.CIFAR10
     handler = partial(SimpleHTTPRequestHandler, directory=str(archive.parent))
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -127,18 +127,18 @@ def test_download_fetches_checks_and_unpacks(tmp_path, monkeypatch):
 
 
 def test_the_shim_declares_operators_only_where_the_native_library_does_not_load():
-    torchvision = _torchvision.load("the test")
+    torchvision = torchvision_shim.load("the test")
     native = torchvision.extension._has_ops()
-    assert bool(_torchvision._declared) != native
-    before = len(_torchvision._declared)
-    _torchvision.prepare()
-    assert len(_torchvision._declared) == before
+    assert bool(torchvision_shim._declared) != native
+    before = len(torchvision_shim._declared)
+    torchvision_shim.prepare()
+    assert len(torchvision_shim._declared) == before
 
 
 @needs_cifar10
 def test_real_cifar10():
     task = tasks.get("cifar10-vgg11")(data_dir=Path(REAL))
-    reference = _torchvision.load("the test").datasets.CIFAR10(REAL)
+    reference = torchvision_shim.load("the test").datasets.CIFAR10(REAL)
     assert task.labels().tolist() == reference.targets
     own = task.shard(4, 9, "label:0.7", seed=1)
     assert len(own) in (5555, 5556) and own.nbytes == len(own) * (3072 + 8)

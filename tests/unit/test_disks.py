@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 from simulated import SHORT, rows_of, simulated
 
-from hpc_oldsgd import export, shards, stored
-from hpc_oldsgd.console import Console
+from hpc_oldsgd import export
+from hpc_oldsgd.checkpoints import shard_file, store
+from hpc_oldsgd.cli.console import Console
 
 
 def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start is written when seven rounds have passed; what was due meanwhile follows then."""
-    passed, write, step = threading.Event(), shards.write, Console.step
+    passed, write, step = threading.Event(), shard_file.write, Console.step
 
-    def slow(path: Path, state: Any) -> shards.Written:
+    def slow(path: Path, state: Any) -> shard_file.Written:
         assert passed.wait(60)
         return write(path, state)
 
@@ -30,10 +31,10 @@ def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.Mo
         if t > 14:
             passed.set()
 
-    monkeypatch.setattr(shards, "write", slow)
+    monkeypatch.setattr(shard_file, "write", slow)
     monkeypatch.setattr(Console, "step", seen)
     simulated(f"{SHORT} --keep 99", tmp_path / "run")
-    end, *_, start = found = [stored.find(p).r for p in stored.newest_first(tmp_path / "run")]
+    end, *_, start = found = [store.find(p).r for p in store.newest_first(tmp_path / "run")]
     assert (start, end) == (0, 20) and found[-2] > 7
 
 
@@ -73,7 +74,7 @@ def test_a_full_disk_ends_no_run(
     assert "File too large); the run goes on, the last valid one is round-" in said.err
     assert "warning: metrics.jsonl: File too large; the run goes on" in said.err
     assert "test accuracy of the mean model" in said.out
-    left = stored.newest_first(run)  # what was half written is gone
+    left = store.newest_first(run)  # what was half written is gone
     assert all((folder / "manifest.json").exists() for folder in left)
     assert export.newest(run, print).folder == left[0]
     assert f"the last valid one is {left[0].name}" in said.err

@@ -13,11 +13,12 @@ import torch
 from simulated import SHORT, last, parse, rows_of, same, simulated
 from torch import nn
 
-from hpc_oldsgd import algorithms, simulate, stored
+from hpc_oldsgd import algorithms, simulate
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import Diverged, Stopped
-from hpc_oldsgd.signals import Inbox
 from hpc_oldsgd.tasks.digits import Logistic
-from hpc_oldsgd.training import Training
+from hpc_oldsgd.training.loop import Training
+from hpc_oldsgd.training.signals import Inbox
 
 
 def test_the_last_checkpoint_is_there_before_the_closing_test(
@@ -25,7 +26,7 @@ def test_the_last_checkpoint_is_there_before_the_closing_test(
 ) -> None:
     """The whole test set may take minutes, in which a job may be killed."""
     there: list[bool] = []
-    manifest = stored.folder_of(tmp_path / "run", 20) / stored.MANIFEST
+    manifest = store.folder_of(tmp_path / "run", 20) / store.MANIFEST
     evaluate = Logistic.evaluate
 
     def look(task: Logistic, *args: Any) -> dict[str, float]:
@@ -43,7 +44,7 @@ def test_divergence_in_the_last_round_is_noticed(tmp_path: Path, more: str) -> N
     words = f"--task logistic --agents 2 --tau 10 --iterations 10 --alpha 1e20 {more}"
     with pytest.raises(Diverged, match=r"near iteration 10: .*checkpoint is .*round-00000000"):
         simulated(words, tmp_path / "run")
-    assert [p.name for p in stored.newest_first(tmp_path / "run")] == ["round-00000000"]
+    assert [p.name for p in store.newest_first(tmp_path / "run")] == ["round-00000000"]
     with pytest.raises(Diverged):
         simulated(f"{words} --resume auto", tmp_path / "run")
     assert not (tmp_path / "run" / "summary.json").exists()
@@ -56,7 +57,7 @@ def test_divergence_in_the_last_step_is_noticed(tmp_path: Path) -> None:
         simulated(words, tmp_path / "run")
     (row,) = rows_of(tmp_path / "run")
     assert row["train_loss"] > 1e10 and not (tmp_path / "run" / "summary.json").exists()
-    assert [p.name for p in stored.newest_first(tmp_path / "run")] == ["round-00000000"]
+    assert [p.name for p in store.newest_first(tmp_path / "run")] == ["round-00000000"]
     words = words.replace("1e20", "1e28").replace("logistic", "digits")
     with pytest.raises(Diverged, match=r"loss is nan after .* good checkpoint is .*round-00000000"):
         simulated(words, tmp_path / "nan")
@@ -72,11 +73,11 @@ def test_from_the_start_it_is_the_same_run(tmp_path: Path, name: str) -> None:
     if name.startswith("dsgd"):
         words = words.replace("--tau 2 ", "")
     run = simulated(words, tmp_path / "run")
-    start = stored.folder_of(run, 0)
-    assert stored.find(start).r == 0
+    start = store.folder_of(run, 0)
+    assert store.find(start).r == 0
     simulated(f"{words} --resume {start}", tmp_path / "branch")
-    assert stored.find(stored.folder_of(tmp_path / "branch", 0)).r == 0
-    for folder in stored.newest_first(run)[:-1]:
+    assert store.find(store.folder_of(tmp_path / "branch", 0)).r == 0
+    for folder in store.newest_first(run)[:-1]:
         shutil.rmtree(folder)
     kept, rows = last(tmp_path / "branch"), rows_of(run)
     simulated(f"{words} --resume auto", run)
@@ -86,16 +87,16 @@ def test_from_the_start_it_is_the_same_run(tmp_path: Path, name: str) -> None:
 
 def test_the_start_is_removed_as_others_are(tmp_path: Path) -> None:
     simulated(f"{SHORT} --keep 1", tmp_path / "run")
-    assert [p.name for p in stored.newest_first(tmp_path / "run")] == ["round-00000020"]
+    assert [p.name for p in store.newest_first(tmp_path / "run")] == ["round-00000020"]
 
 
 def test_a_run_that_met_its_target_stays_ended(tmp_path: Path) -> None:
     words = f"{SHORT} --iterations 400 --target 0.5 --alpha 0.05"
     run = simulated(words, tmp_path / "run")
-    rows, end = rows_of(run), stored.newest_first(run)[0]
+    rows, end = rows_of(run), store.newest_first(run)[0]
     assert rows[-1]["iteration"] < 400 and rows[-2]["test_accuracy"] >= 0.5
     simulated(f"{words} --resume auto", run)
-    assert rows_of(run) == rows and stored.newest_first(run)[0] == end
+    assert rows_of(run) == rows and store.newest_first(run)[0] == end
     assert json.loads((run / "summary.json").read_text())["round"] == rows[-1]["round"]
     # Another target is asked for now: the run goes on.
     simulated(f"{words} --target 0.8 --resume auto", run)
@@ -121,7 +122,7 @@ def test_a_target_met_while_a_checkpoint_is_taken(
     simulate.run(config, algorithm, task, asked)
     rows = rows_of(tmp_path / "run")
     assert [row["round"] for row in rows] == [3, 4]
-    assert stored.newest_first(tmp_path / "run")[0].name == "round-00000004"
+    assert store.newest_first(tmp_path / "run")[0].name == "round-00000004"
     simulated(f"{words} --resume auto", tmp_path / "run")
     assert rows_of(tmp_path / "run") == rows
 
@@ -133,7 +134,7 @@ def test_a_stop_in_the_round_that_diverges_saves_nothing(tmp_path: Path) -> None
     with pytest.raises((Diverged, Stopped)) as ended:
         simulate.run(*parse(words, tmp_path / "run"), asked)
     assert ended.type is Diverged
-    found = stored.find(stored.newest_first(tmp_path / "run")[0])
+    found = store.find(store.newest_first(tmp_path / "run")[0])
     assert found.r == 0 and bool(torch.isfinite(found.read(0)["runner"]["x"]).all())
 
 
@@ -141,6 +142,6 @@ def test_models_begin_where_the_start_says(tmp_path: Path) -> None:
     """The start's x is the initial model of every agent."""
     config, algorithm, task = parse(f"{SHORT} --keep 99", tmp_path / "run")
     simulate.run(config, algorithm, task)
-    x = stored.find(stored.folder_of(tmp_path / "run", 0)).read(0)["runner"]["x"]
+    x = store.find(store.folder_of(tmp_path / "run", 0)).read(0)["runner"]["x"]
     simulation = simulate.Simulation(config, algorithm, task)
     assert isinstance(simulation.swarm.models[0], nn.Module) and torch.equal(x, simulation.swarm.x)

@@ -10,7 +10,7 @@ from problems import OPTIMIZERS, backward, cnn
 from torch import nn
 
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.flat import ALIGN_BYTES, Flat
+from hpc_oldsgd.runtime.flat import ALIGN_BYTES, Flat
 
 
 def test_values_stay_and_become_views():

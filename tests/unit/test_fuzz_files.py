@@ -14,26 +14,28 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from hpc_oldsgd import export, metrics, shards, stored
-from hpc_oldsgd.plot import folders
-from hpc_oldsgd.shards import Unusable
+from hpc_oldsgd import export
+from hpc_oldsgd.checkpoints import shard_file, store
+from hpc_oldsgd.checkpoints.shard_file import Unusable
+from hpc_oldsgd.runs import folder as run_folder
+from hpc_oldsgd.runs import reader
 
 MANIFEST: dict[str, Any] = {
-    "format": stored.FORMAT, "round": 3, "iteration": 6, "time": 0.5, "alpha": 0.1, "bn": "average",
-    "shards": [{"file": stored.shard_name(k), "bytes": 10, "sha256": "00"} for k in range(2)],
+    "format": store.FORMAT, "round": 3, "iteration": 6, "time": 0.5, "alpha": 0.1, "bn": "average",
+    "shards": [{"file": store.shard_name(k), "bytes": 10, "sha256": "00"} for k in range(2)],
     "run": {"agents": 2, "kind": "train"}, "layout": {},
 }  # fmt: skip
 
 
 def manifest_file(folder: Path, body: str, sha256: str | None = None) -> Path:
     digest = sha256 or hashlib.sha256(body.encode("utf-8", "surrogatepass")).hexdigest()
-    place = folder / stored.FOLDER / "round-00000003"
+    place = folder / store.FOLDER / "round-00000003"
     place.mkdir(parents=True, exist_ok=True)
-    (place / stored.MANIFEST).write_text(json.dumps({"sha256": digest, "manifest": body}))
+    (place / store.MANIFEST).write_text(json.dumps({"sha256": digest, "manifest": body}))
     return place
 
 
-def use(found: stored.Checkpoint | None) -> None:
+def use(found: store.Checkpoint | None) -> None:
     """What resuming asks of a manifest."""
     if found is None:
         return
@@ -68,7 +70,7 @@ def test_manifests(folder: Path, data: st.DataObject) -> None:
         ):
             break
     place = manifest_file(folder, json.dumps(manifest))
-    use(refused_or(lambda: stored.find(place), Unusable))
+    use(refused_or(lambda: store.find(place), Unusable))
 
 
 @cases
@@ -77,15 +79,15 @@ def test_manifests(folder: Path, data: st.DataObject) -> None:
 @example('{"format": 1, "round": 1e999}', True)
 def test_manifests_of_anything(folder: Path, body: str, right: bool) -> None:
     place = manifest_file(folder, body, None if right else "0" * 64)
-    use(refused_or(lambda: stored.find(place), Unusable))
+    use(refused_or(lambda: store.find(place), Unusable))
 
 
 @cases
 @given(st.binary(max_size=200))
 def test_manifest_bytes(folder: Path, content: bytes) -> None:
     place = manifest_file(folder, "{}")
-    (place / stored.MANIFEST).write_bytes(content)
-    assert refused_or(lambda: stored.find(place), Unusable) is None
+    (place / store.MANIFEST).write_bytes(content)
+    assert refused_or(lambda: store.find(place), Unusable) is None
 
 
 @cases
@@ -93,7 +95,7 @@ def test_manifest_bytes(folder: Path, content: bytes) -> None:
 def test_shards_damaged(folder: Path, data: st.DataObject) -> None:
     """Any change is noticed by the checksum; read all the same, it gives a tree or is refused."""
     tree = {"x": torch.arange(5.0), "deep": [1, None, {"y": torch.ones(2, dtype=torch.int64)}]}
-    written = shards.write(folder / "shard", tree)
+    written = shard_file.write(folder / "shard", tree)
     content = bytearray((folder / "shard").read_bytes())
     changed = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -102,8 +104,8 @@ def test_shards_damaged(folder: Path, data: st.DataObject) -> None:
     (folder / "shard").write_bytes(changed)
     if changed != content:
         with pytest.raises(Unusable):
-            shards.check(folder / "shard", written)
-    refused_or(lambda: shards.read(folder / "shard"), Unusable)
+            shard_file.check(folder / "shard", written)
+    refused_or(lambda: shard_file.read(folder / "shard"), Unusable)
 
 
 @cases
@@ -112,7 +114,7 @@ def test_shards_damaged(folder: Path, data: st.DataObject) -> None:
 @example('{"tensor": "nowhere"}')
 def test_trees_of_anything(folder: Path, described: str) -> None:
     save_file({"x": torch.ones(2)}, folder / "shard", {"tree": described})
-    refused_or(lambda: shards.read(folder / "shard"), Unusable)
+    refused_or(lambda: shard_file.read(folder / "shard"), Unusable)
 
 
 # --- a run's other files ------------------------------------------------------------------------
@@ -131,7 +133,7 @@ def test_run_folders(folder: Path, lines: list[str], config: Any, summary: Any) 
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
     (run / "config.json").write_text(json.dumps(config))
     (run / "summary.json").write_text(json.dumps(summary))
-    rows = metrics.read_rows(run, 10)
+    rows = run_folder.read_rows(run, 10)
     assert all(isinstance(row, dict) and int(row["round"]) < 10 for row in rows)
-    refused_or(lambda: folders.read_one(run))
+    refused_or(lambda: reader.read_one(run))
     refused_or(lambda: export.task_of(run))

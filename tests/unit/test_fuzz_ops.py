@@ -11,8 +11,8 @@ from mixing import same
 from torch import Tensor
 
 from hpc_oldsgd import ops
-from hpc_oldsgd import ops_reference as reference
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.ops import reference
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ODD_TYPES = (torch.int32, torch.bool, torch.complex64)

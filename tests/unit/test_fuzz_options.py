@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpc_oldsgd import algorithms, cli, tasks
-from hpc_oldsgd.clock import Clock
-from hpc_oldsgd.config import SimulateOptions, TrainOptions
 from hpc_oldsgd.data import parse as parse_partition
+from hpc_oldsgd.simulation.clock import Clock
+from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 
 WORDS = st.one_of(
     st.sampled_from(["0", "1", "-1", "3", "0.5", "nan", "inf", "1e400", "", "ring", "auto", "x:y"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd import device
+from hpc_oldsgd.launch import device
 
 JOBS = Path(__file__).parent.parent.parent / "jobs"
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a", "SLURM_JOB_NUM_NODES": "3"}

@@ -13,12 +13,12 @@ from problems import quadratic, random_topologies, rows
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.algorithms import KGT, LDSGD, LSGD, OLDSGD
-from hpc_oldsgd.clock import Clock
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.late import Edges, Late, decide
-from hpc_oldsgd.swarm import Plain
-from hpc_oldsgd.trajectory import trajectory
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.simulation.clock import Clock
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.trajectory import trajectory
+from hpc_oldsgd.transport.late import Edges, Late, decide
 
 
 def event_by_event(a: float, b: float, ta: float, tb: float, wait: float, must: bool):

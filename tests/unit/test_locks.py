@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from simulated import SHORT, rows_of, simulated
 
-from hpc_oldsgd import locks
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import claim
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from hpc_oldsgd import locks
-locks.claim(Path(sys.argv[1]))
+from hpc_oldsgd.runs import claim
+claim.claim(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(600)
 """
@@ -43,7 +43,7 @@ def test_a_run_that_another_job_writes_is_left_alone(
 ) -> None:
     run = simulated(SHORT, tmp_path / "run") if how else tmp_path / "run"
     holder = request.getfixturevalue("holder")
-    monkeypatch.setattr(locks, "DYING_S", 0.2)
+    monkeypatch.setattr(claim, "DYING_S", 0.2)
     before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
     says = rf"another job writes to .*run \(process {holder.pid} on .*\): wait for its end, or"
     with pytest.raises(UserError, match=says):
@@ -58,7 +58,7 @@ def test_a_job_that_is_killed_holds_up_nobody(
     run = simulated(SHORT, tmp_path / "run")
     assert len(rows_of(run)) > 1
     simulated(f"{SHORT} --overwrite", run)  # and neither does one that is done
-    assert run.resolve() not in locks._claimed
+    assert run.resolve() not in claim._claimed
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
     victim.write_text("precious")
     run = tmp_path / "run"
     run.mkdir()
-    (run / locks.NAME).symlink_to(victim)
+    (run / claim.NAME).symlink_to(victim)
     with pytest.raises(UserError, match="cannot write to"):
         simulated(SHORT, run)
     assert victim.read_text() == "precious"
@@ -77,4 +77,4 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir(0o500)
     with pytest.raises(UserError, match="cannot write to"):
-        locks.claim(run)
+        claim.claim(run)

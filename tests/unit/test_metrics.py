@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from hpc_oldsgd import algorithms, cli, metrics, runs, tasks
-from hpc_oldsgd.config import SimulateOptions
+from hpc_oldsgd import algorithms, cli, tasks
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import folder as run_folder
+from hpc_oldsgd.runs import session
 from hpc_oldsgd.simulate import Simulation
 from hpc_oldsgd.tasks import seed_model, seed_step
+from hpc_oldsgd.training.options import SimulateOptions
 
 N, TAU, C, ALPHA, T = 4, 3, 5.0, 0.1, 12
 
@@ -151,7 +153,7 @@ def test_local_batchnorm_statistics_are_averaged_for_the_mean_model() -> None:
 
 
 def test_a_row_is_one_line_of_strict_json(tmp_path: Path) -> None:
-    folder = metrics.RunFolder(tmp_path)
+    folder = run_folder.RunFolder(tmp_path)
     whole = {"iteration": 2, "step_s": 0.1, "transfer": 1, "exposed": 0, "hidden": None}
     folder.row({"round": 1, "x": float("nan"), "y": [float("inf"), 1.0], **whole})
     folder.row({"round": 2, **whole})
@@ -159,32 +161,32 @@ def test_a_row_is_one_line_of_strict_json(tmp_path: Path) -> None:
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0], parse_constant=pytest.fail)["y"] == [None, 1.0]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"round": 1, "it']))
-    assert [row["round"] for row in metrics.read_rows(tmp_path, before=2)] == [1]
-    assert metrics.read_rows(tmp_path / "none", before=2) == []
+    assert [row["round"] for row in run_folder.read_rows(tmp_path, before=2)] == [1]
+    assert run_folder.read_rows(tmp_path / "none", before=2) == []
 
 
 def test_what_is_in_the_folder_decides(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="is a file"):
-        metrics.prepare(tmp_path / "file", overwrite=True)
+        run_folder.prepare(tmp_path / "file", overwrite=True)
     with pytest.raises(UserError, match="something else"):
-        metrics.prepare(tmp_path, overwrite=True)
+        run_folder.prepare(tmp_path, overwrite=True)
     with pytest.raises(UserError, match=r"cannot write to .*Not a directory"):
-        metrics.prepare(tmp_path / "file" / "run", overwrite=False)
+        run_folder.prepare(tmp_path / "file" / "run", overwrite=False)
     run = tmp_path / "run"
-    metrics.prepare(run, overwrite=False)
+    run_folder.prepare(run, overwrite=False)
     (run / "config.json").touch()
     (run / "notes.txt").touch()
     with pytest.raises(UserError, match="--resume auto"):
-        metrics.prepare(run, overwrite=False)
-    metrics.prepare(run, overwrite=True)
+        run_folder.prepare(run, overwrite=False)
+    run_folder.prepare(run, overwrite=True)
     assert sorted(p.name for p in run.iterdir()) == [".lock", "notes.txt"]
     # As a run that was killed before its first file leaves it, here on NFS.
     begun = tmp_path / "begun"
     (begun / "status").mkdir(parents=True)
     (begun / ".metrics.77").touch()
     (begun / ".nfs0001").touch()
-    metrics.prepare(begun, overwrite=False)
+    run_folder.prepare(begun, overwrite=False)
 
 
 def test_rows_without_what_the_summary_needs_are_none(tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_rows_without_what_the_summary_needs_are_none(tmp_path: Path) -> None:
     bad += [{**row, "step_s": "0.1"}, {**row, "transfer": None}, {**row, "iteration": 10**400}]
     lines = map(json.dumps, [*bad, row, {**row, "round": 5}])
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert metrics.read_rows(tmp_path, 5) == [row]
+    assert run_folder.read_rows(tmp_path, 5) == [row]
     _, _, task = options(words())
-    found = runs.summarise([row | {"test_accuracy": "x"}], task, "a run", "s")
+    found = session.summarise([row | {"test_accuracy": "x"}], task, "a run", "s")
     assert found["step_s"] == 0.1 and np.isnan(found["best"])

@@ -17,8 +17,8 @@ from mixing import Wrapped, same
 from torch import Tensor
 
 from hpc_oldsgd import ops
-from hpc_oldsgd import ops_reference as reference
 from hpc_oldsgd.doctor.machine import memory_available
+from hpc_oldsgd.ops import reference
 
 N = 40
 native = pytest.mark.skipif(not ops.native_available(), reason="the extension is not built")

@@ -15,7 +15,7 @@ import torch
 from mixing import PAIR_NAMES, PAIRS, Case, same
 
 from hpc_oldsgd import ops
-from hpc_oldsgd import ops_reference as reference
+from hpc_oldsgd.ops import reference
 
 SIZES = (0, 1, 7, 16, 1003, 20_011)
 DEGREES = (0, 1, 2, 3, 8, 65)

@@ -9,7 +9,7 @@ from mixing import PAIR_NAMES, PAIRS, Wrapped, same
 from torch import Tensor
 
 from hpc_oldsgd import ops
-from hpc_oldsgd import ops_reference as reference
+from hpc_oldsgd.ops import reference
 
 Graph = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_oldsgd import optim
+from hpc_oldsgd.runtime import sgd
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
@@ -21,7 +21,7 @@ def test_the_bits_of_torch(dtype: torch.dtype, weight_decay: float) -> None:
     theirs = copy.deepcopy(ours)
     ours[2].bias.requires_grad_(False)  # never has a gradient
     theirs[2].bias.requires_grad_(False)
-    mine = optim.SGD(ours.parameters(), lr=0.3, weight_decay=weight_decay)
+    mine = sgd.SGD(ours.parameters(), lr=0.3, weight_decay=weight_decay)
     reference = torch.optim.SGD(theirs.parameters(), lr=0.3, weight_decay=weight_decay)
     for k in range(5):
         x = torch.randn(4, 7, dtype=dtype)
@@ -36,7 +36,7 @@ def test_the_bits_of_torch(dtype: torch.dtype, weight_decay: float) -> None:
 def test_its_state_is_torchs() -> None:
     p = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))]
     saved = torch.optim.SGD(p, lr=0.25, weight_decay=0.5).state_dict()
-    mine = optim.SGD(p, lr=1.0)
+    mine = sgd.SGD(p, lr=1.0)
     mine.load_state_dict(saved)
     assert mine.param_groups[0]["lr"] == 0.25 and mine.param_groups[0]["weight_decay"] == 0.5
     theirs = torch.optim.SGD(p, lr=1.0)

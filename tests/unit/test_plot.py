@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpc_oldsgd import cli, metrics
+from hpc_oldsgd import cli
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.plot import curves, folders, labels, style
+from hpc_oldsgd.plot import curves, labels, style
 from hpc_oldsgd.plot.__main__ import PROG, Options, main
+from hpc_oldsgd.runs import folder as run_folder
+from hpc_oldsgd.runs import reader
 
 pytest.importorskip("matplotlib")
 
@@ -29,7 +31,7 @@ def write_run(path: Path, *, simulated: bool = False, ended: bool = True, **chan
     for key, value in changes.items():
         (algorithm if key in ("name", "tau", "form") else options)[key] = value
     path.mkdir()
-    folder = metrics.RunFolder(path)
+    folder = run_folder.RunFolder(path)
     folder.write(
         "config.json",
         {
@@ -55,7 +57,7 @@ def plot(*words: object) -> None:
     cli.run(main, Options, prog=PROG, argv=[str(word) for word in words])
 
 
-def axis_of(runs: list[folders.Run], panel: curves.Panel, x: curves.X, **options: Any) -> Any:
+def axis_of(runs: list[reader.Run], panel: curves.Panel, x: curves.X, **options: Any) -> Any:
     from matplotlib.figure import Figure
 
     axis = Figure().subplots()
@@ -85,7 +87,7 @@ def test_wall_and_simulated_time_never_share_a_figure(tmp_path, capsys):
 
 
 def test_lines_are_the_columns(tmp_path):
-    runs = folders.read([write_run(tmp_path / "a")])
+    runs = reader.read([write_run(tmp_path / "a")])
     loss, accuracy, consensus = (axis_of(runs, p, "time") for p in curves.choose_panels(runs))
     x, y = loss.lines[0].get_data()
     np.testing.assert_allclose(x, np.arange(1, 11))  # minutes
@@ -98,14 +100,14 @@ def test_lines_are_the_columns(tmp_path):
     ("last_s", "unit", "divisor"), [(299, "s", 1), (301, "min", 60), (10801, "h", 3600)]
 )
 def test_the_unit_of_wall_time_follows_its_length(last_s, unit, divisor):
-    run = folders.Run(Path("a"), [{"iteration": 1, "time": last_s}], "wall")
+    run = reader.Run(Path("a"), [{"iteration": 1, "time": last_s}], "wall")
     assert curves.x_axis([run], "time") == (divisor, f"wall time ({unit})")
 
 
 def test_the_long_name_of_a_run_out_of_view_takes_no_room():
     rows = [{"iteration": k, "train_loss": 1.0, "consensus": 1.0} for k in (1, 2)]
     far = [{**row, "consensus": 1e9} for row in rows]
-    runs = [folders.Run(Path("a"), some, "wall", label="word " * 30) for some in (*[rows] * 4, far)]
+    runs = [reader.Run(Path("a"), some, "wall", label="word " * 30) for some in (*[rows] * 4, far)]
     axis = axis_of(runs, curves.choose_panels(runs)[-1], "iteration")
     (told,) = (text for text in axis.texts if text.get_text())
     assert told.get_text().startswith("\N{UPWARDS ARROW} word") and not told.get_in_layout()
@@ -114,7 +116,7 @@ def test_the_long_name_of_a_run_out_of_view_takes_no_room():
 
 def test_perplexity_and_other_tasks_get_their_panel():
     def keys(**row: float) -> list[str]:
-        run = folders.Run(Path("a"), [{"iteration": 1, **row}], "wall")
+        run = reader.Run(Path("a"), [{"iteration": 1, **row}], "wall")
         return [panel.key for panel in curves.choose_panels([run])]
 
     assert keys(test_perplexity=30.0) == ["train_loss", "test_perplexity", "consensus"]
@@ -142,7 +144,7 @@ def test_smoothing_keeps_what_is_smooth_and_leaves_gaps():
 
 
 def test_smooth_draws_both_lines(tmp_path):
-    runs = folders.read([write_run(tmp_path / "a")])
+    runs = reader.read([write_run(tmp_path / "a")])
     axis = axis_of(runs, curves.choose_panels(runs)[1], "iteration", smooth=True)
     raw, mean = axis.lines
     assert raw.get_alpha() < 1 and mean.get_alpha() is None
@@ -155,7 +157,7 @@ def test_lines_of_many_runs_all_differ():
 
 
 def test_compare_draws_every_algorithm_that_got_anywhere(tmp_path):
-    from hpc_oldsgd.compare import draw
+    from hpc_oldsgd.study.compare import draw
 
     row = {"iteration": 5, "time": 5.0, "train_loss": 2.0, "test_accuracy": 0.5, "consensus": 0.0}
     worse = {**row, "train_loss": math.inf, "consensus": math.nan}
@@ -169,7 +171,7 @@ def test_compare_draws_every_algorithm_that_got_anywhere(tmp_path):
 
 
 def labels_of(*paths: Path) -> list[str]:
-    runs = folders.read(paths)
+    runs = reader.read(paths)
     labels.tell_apart(runs)
     return [run.label for run in runs]
 
@@ -180,7 +182,7 @@ def test_labels_say_what_differs_and_the_title_what_does_not(tmp_path):
     assert labels_of(a, b) == ["oldsgd, τ = 5", "ldsgd, τ = 10"]
     c = write_run(tmp_path / "c", name="ldsgd", tau=5, resume="auto", keep=1)
     assert labels_of(a, c) == ["oldsgd", "ldsgd"]  # nobody asks how it was saved
-    assert labels.title(folders.read([a, b])) == "digits, ring, n = 4, α = 0.1, iid"
+    assert labels.title(reader.read([a, b])) == "digits, ring, n = 4, α = 0.1, iid"
 
 
 def test_small_print_and_folders_tell_twins_apart(tmp_path):
@@ -197,7 +199,7 @@ def test_a_folder_of_all_algorithms_is_a_run_for_each(tmp_path):
     rows = [{"algorithm": name, "iteration": 5, "time": 7.0} for name in ("oldsgd", "kgt")]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert labels_of(tmp_path) == ["oldsgd", "kgt"]
-    assert {run.clock for run in folders.read([tmp_path])} == {"simulated"}
+    assert {run.clock for run in reader.read([tmp_path])} == {"simulated"}
 
 
 # -- folders -----------------------------------------------------------------------------------
@@ -226,11 +228,11 @@ def test_among_several_folders_those_without_a_run_are_named(tmp_path, capsys):
 
 def test_a_resumed_run_counts_what_came_later():
     rows = [{"iteration": k, "v": v} for k, v in [(5, 0), (10, 0), (15, 0), (10, 1), (15, 1)]]
-    assert [(r["iteration"], r["v"]) for r in folders.in_order(rows)] == [(5, 0), (10, 1), (15, 1)]
+    assert [(r["iteration"], r["v"]) for r in reader.in_order(rows)] == [(5, 0), (10, 1), (15, 1)]
 
 
 def test_null_is_a_gap():
-    run = folders.Run(Path("a"), [{"v": 1}, {"v": None}, {}], "wall")
+    run = reader.Run(Path("a"), [{"v": 1}, {"v": None}, {}], "wall")
     assert run.values("v", 2.0)[0] == 2.0 and all(map(math.isnan, run.values("v")[1:]))
     assert run.has("v") and not run.has("w")
 
@@ -320,10 +322,11 @@ def test_no_training_code_is_imported():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
-        "hpc_oldsgd", "hpc_oldsgd.cli", "hpc_oldsgd.options", "hpc_oldsgd.errors",
-        "hpc_oldsgd.launcher", "hpc_oldsgd.openmpi", "hpc_oldsgd.plot",
+        "hpc_oldsgd", "hpc_oldsgd.cli", "hpc_oldsgd.cli.fields", "hpc_oldsgd.errors",
+        "hpc_oldsgd.launch", "hpc_oldsgd.launch.launcher", "hpc_oldsgd.launch.openmpi",
+        "hpc_oldsgd.plot", "hpc_oldsgd.runs", "hpc_oldsgd.runs.reader",
         *(f"hpc_oldsgd.plot.{m}" for m in
-          ("__main__", "curves", "folders", "labels", "style", "timeline")),
+          ("__main__", "curves", "labels", "style", "timeline")),
     }  # fmt: skip
 
 
@@ -334,6 +337,6 @@ def test_numbers_that_no_float_holds_are_left_out(tmp_path):
     lines += [json.dumps(row | {"iteration": 10**400}), json.dumps(row | {"iteration": math.nan})]
     last = json.loads(lines[-3]) | {"iteration": 10**6, "time": 10**400, "train_loss": 10**400}
     (run / "metrics.jsonl").write_text("\n".join([*lines, json.dumps(last)]) + "\n")
-    (read,) = folders.read([run])
+    (read,) = reader.read([run])
     assert read.rows[-1]["iteration"] == 10**6 and len(read.rows) == len(lines) - 1
     plot(run, "--out", tmp_path / "figures")

@@ -10,8 +10,8 @@ import pytest
 
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.plot import timeline
-from hpc_oldsgd.plot.folders import Run
-from hpc_oldsgd.trace import Trace, merge
+from hpc_oldsgd.runs.reader import Run
+from hpc_oldsgd.transport.trace import Trace, merge
 
 pytest.importorskip("matplotlib")
 TAU, ROUND_S, FLIGHT_S, WAIT_S = 3, 0.1, 0.08, 0.02

@@ -14,8 +14,10 @@ from simulated import SHORT, last, parse, rows_of, simulated
 from small_data import write_bpe, write_wikitext
 from torch import nn
 
-from hpc_oldsgd import export, resume, stored, tasks
+from hpc_oldsgd import export, tasks
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import resume
 from hpc_oldsgd.tasks import Digits
 
 FROZEN = "--task half-frozen --agents 2 --tau 2 --eval-every 5 --eval-samples 50 --iterations 20"
@@ -86,7 +88,7 @@ def test_the_start_of_another_run_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_refused_resume_has_removed_nothing(tmp_path: Path) -> None:
     run = simulated(f"{FROZEN} --checkpoint-every 2 --keep 9", tmp_path / "run")
-    before, oldest = content(run), stored.newest_first(run)[-1]
+    before, oldest = content(run), store.newest_first(run)[-1]
     seed[0] = 1
     with pytest.raises(UserError, match=r"the frozen 1\.weight is not the checkpoint's"):
         simulated(f"{FROZEN} --resume {oldest}", run)
@@ -110,7 +112,7 @@ def test_the_mean_of_a_half_frozen_model(tmp_path: Path) -> None:
 
 def test_links_to_a_run_and_to_a_checkpoint(tmp_path: Path) -> None:
     run = simulated(f"{SHORT} --keep 9", tmp_path / "run")
-    newest, *_, oldest = stored.newest_first(run)
+    newest, *_, oldest = store.newest_first(run)
     (tmp_path / "all").symlink_to(run)
     (tmp_path / "latest").symlink_to(newest)
     (tmp_path / "first").symlink_to(oldest)
@@ -130,7 +132,7 @@ def test_other_data_is_another_run(tmp_path: Path) -> None:
 
     def who() -> dict[str, object]:
         config, algorithm, task = parse(f"{words} --agents 2", tmp_path / "run")
-        topology = resume.runs.make_topology(config, 2)
+        topology = resume.session.make_topology(config, 2)
         return resume.identity("simulate", config, algorithm, task, topology, nn.Linear(1, 1))
 
     then = json.loads(json.dumps(who()))

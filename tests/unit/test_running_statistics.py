@@ -8,9 +8,9 @@ from torch import nn
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.algorithms import LDSGD, OLDSGD, Algorithm
-from hpc_oldsgd.optim import SGD
-from hpc_oldsgd.swarm import Swarm
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.sgd import SGD
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.swarm import Swarm
 
 N, D = 4, 3
 

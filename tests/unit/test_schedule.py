@@ -11,10 +11,11 @@ from problems import OPTIMIZERS, backward, cnn, rows
 
 from hpc_oldsgd import algorithms, topology
 from hpc_oldsgd.algorithms import LDSGD, OLDSGD, Algorithm
-from hpc_oldsgd.clock import Clock
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.swarm import Plain, Swarm
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.simulation.clock import Clock
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.swarm import Swarm
 
 
 def plain(algorithm: Algorithm, n: int = 3) -> Plain:

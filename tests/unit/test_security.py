@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd import metrics, shards, stored
+from hpc_oldsgd.checkpoints import shard_file, store
+from hpc_oldsgd.checkpoints.shard_file import Unusable
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.shards import Unusable
+from hpc_oldsgd.runs import folder
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [
@@ -105,13 +106,13 @@ def test_a_checkpoint_is_never_unpickled(tmp_path: Path) -> None:
     trap = pickle.dumps(Trap(tmp_path / "sprung"))
     (tmp_path / "shard").write_bytes(trap)
     with pytest.raises(Unusable):
-        shards.read(tmp_path / "shard")
+        shard_file.read(tmp_path / "shard")
     torch.save({"x": Trap(tmp_path / "sprung")}, tmp_path / "shard")
     with pytest.raises(Unusable):
-        shards.read(tmp_path / "shard")
+        shard_file.read(tmp_path / "shard")
     (tmp_path / "manifest.json").write_bytes(trap)
     with pytest.raises(Unusable):
-        stored.find(tmp_path)
+        store.find(tmp_path)
     assert not (tmp_path / "sprung").exists()
     pickle.loads(trap)
     assert (tmp_path / "sprung").exists()  # the trap does work
@@ -136,7 +137,7 @@ def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
     before = everything(precious)
     (tmp_path / "link").symlink_to(precious)
     with pytest.raises(UserError, match="is a link, and nothing is removed through one"):
-        metrics.prepare(tmp_path / "link", overwrite=True)
+        folder.prepare(tmp_path / "link", overwrite=True)
 
     run = run_folder(tmp_path / "run")
     (run / "checkpoints" / "round-00000000").symlink_to(precious / "checkpoints")
@@ -145,12 +146,12 @@ def test_nothing_is_removed_through_a_link(tmp_path: Path) -> None:
         precious / "config.json"
     )
     (run / "checkpoints" / "round-00000001" / "deep").symlink_to(precious)
-    stored.prune(run, 1)
-    stored.remove_newer(run, 3)
-    assert [p.name for p in stored.newest_first(run)] == ["round-00000003"]
+    store.prune(run, 1)
+    store.remove_newer(run, 3)
+    assert [p.name for p in store.newest_first(run)] == ["round-00000003"]
     (run / "tensorboard").symlink_to(precious)
     (run / "checkpoints" / "round-00000003" / "deep").symlink_to(precious)
-    metrics.prepare(run, overwrite=True)
+    folder.prepare(run, overwrite=True)
     assert everything(run) == [str(run / ".lock")]
     assert everything(precious) == before
 

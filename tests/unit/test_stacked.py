@@ -13,10 +13,10 @@ from problems import quadratic, random_topologies, rows
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.algorithms import LDSGD, OLDSGD
-from hpc_oldsgd.clock import Clock
-from hpc_oldsgd.swarm import Plain
-from hpc_oldsgd.trajectory import trajectory
-from hpc_oldsgd.transport.stacked import StackedTransport
+from hpc_oldsgd.runtime.plain import Plain
+from hpc_oldsgd.simulation.clock import Clock
+from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.trajectory import trajectory
 
 HALVES = [torch.bfloat16, torch.float16]
 

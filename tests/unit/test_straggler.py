@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from hpc_oldsgd.bench import overlap
-from hpc_oldsgd.clock import Clock
-from hpc_oldsgd.config import SimulateOptions, TrainOptions
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.straggler import Drag, slowdowns
+from hpc_oldsgd.simulation.clock import Clock
+from hpc_oldsgd.simulation.slowdown import Drag, slowdowns
+from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 
 
 def test_factors_by_agent():

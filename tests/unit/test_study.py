@@ -14,13 +14,14 @@ import torch
 from studied import cell
 
 from hpc_oldsgd import algorithms, cli, simulate, tasks
-from hpc_oldsgd.config import SimulateOptions
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.plot import folders, style
+from hpc_oldsgd.plot import style
+from hpc_oldsgd.runs import reader
 from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.study import engine, paper, plans, replay, speedup
 from hpc_oldsgd.study.cells import Cell, Shelf, first, key_of
 from hpc_oldsgd.study.report import Report
+from hpc_oldsgd.training.options import SimulateOptions
 
 TINY = ["--task", "logistic", "--agents", "3", "--iterations", "20", "--jobs", "1"]
 TARGET = ["--target", "0.2"]
@@ -40,7 +41,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_replayed_times_are_those_of_a_run_at_that_clock(name: str, tmp_path: Path) -> None:
     once = cell(name)
     engine.run_one(once, tmp_path / "run")
-    (run,) = folders.read([tmp_path / "run"])
+    (run,) = reader.read([tmp_path / "run"])
     clocks: list[dict[str, Any]] = [{"c": 0.3}, {"c": 5.0, "slow": ("1:2.5",)}]
     if name == "oldsgd":
         clocks.append({"c": 2.0, "degree_aware": True})
@@ -98,7 +99,7 @@ def test_a_run_is_made_once_and_a_torn_one_again(
     (torn / "metrics.jsonl").write_text(lines[: len(lines) // 2])
     tiny(tmp_path)
     assert made == ["ldsgd"]
-    assert first(folders.read([torn])[0], 0.2, "test_accuracy", "max")
+    assert first(reader.read([torn])[0], 0.2, "test_accuracy", "max")
     (torn / "config.json").unlink(), (torn / "metrics.jsonl").unlink()
     (torn / "summary.json").unlink()
     (torn / ".metrics.77").touch()
@@ -136,7 +137,7 @@ def test_runs_by_hand_count_whatever_their_c(
 def test_a_run_ends_at_its_target(tmp_path: Path) -> None:
     early = cell(iterations=400, target=0.3)
     engine.run_one(early, tmp_path / "run")
-    (run,) = folders.read([tmp_path / "run"])
+    (run,) = reader.read([tmp_path / "run"])
     at = first(run, 0.3, "test_accuracy", "max")
     assert at is not None and run.rows[-1]["iteration"] <= at["iteration"] + 3 * early.tau
     assert early.done(run) and run.ended
@@ -230,7 +231,7 @@ def test_two_processes_make_the_same_runs(tmp_path: Path) -> None:
     tiny(tmp_path / "one")
     tiny(tmp_path / "two", "--jobs", "2")
     for path in (tmp_path / "one" / "runs").iterdir():
-        (a,), (b,) = folders.read([path]), folders.read([tmp_path / "two" / "runs" / path.name])
+        (a,), (b,) = reader.read([path]), reader.read([tmp_path / "two" / "runs" / path.name])
         assert a.values("train_loss") == b.values("train_loss")
 
 

@@ -17,7 +17,7 @@ from studied import cell
 
 from hpc_oldsgd import simulate
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.plot import folders
+from hpc_oldsgd.runs import reader
 from hpc_oldsgd.study import engine, speedup
 from hpc_oldsgd.study.cells import Shelf
 
@@ -27,7 +27,7 @@ def test_a_run_that_was_measured_less_is_not_done(tmp_path: Path) -> None:
     coarse, fine = cell(), cell()
     coarse = dataclasses.replace(coarse, config=dataclasses.replace(coarse.config, eval_every=3))
     engine.run_one(coarse, tmp_path / "a")
-    (run,) = folders.read([tmp_path / "a"])
+    (run,) = reader.read([tmp_path / "a"])
     assert coarse.done(run) and not fine.done(run) and not cell(eval_samples=30).done(run)
     assert engine.unfinished([fine], Shelf([tmp_path])) == [fine]
     engine.run_one(fine, tmp_path / "b")
@@ -47,7 +47,7 @@ def test_a_run_that_was_cut_short_and_measured_less_begins_anew(
     (path / "summary.json").unlink()
     engine.run_one(whole, path)
     engine.run_one(whole, tmp_path / "straight")
-    (run,), (expected,) = folders.read([path]), folders.read([tmp_path / "straight"])
+    (run,), (expected,) = reader.read([path]), reader.read([tmp_path / "straight"])
     assert whole.done(run) and run.values("test_loss") == expected.values("test_loss")
 
 

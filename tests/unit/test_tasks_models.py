@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from small_data import REAL, needs_cifar10, needs_wikitext2, write_bpe, write_wikitext
 from torch import nn
 
-from hpc_oldsgd import models, tasks
+from hpc_oldsgd import tasks
 from hpc_oldsgd.data import seed_model, seed_step
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.tasks import models
 
 
 def count(net: nn.Module) -> int:

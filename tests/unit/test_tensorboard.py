@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd import algorithms, cli, config, simulate, tasks
+from hpc_oldsgd import algorithms, cli, simulate, tasks
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.training import options as run_options
 
 SHORT = ["--task", "logistic", "--tau", "2", "--agents", "2", "--eval-every", "2", "--tensorboard"]
 
@@ -18,7 +19,7 @@ SHORT = ["--task", "logistic", "--tau", "2", "--agents", "2", "--eval-every", "2
 def run(out: Path, *words: str) -> None:
     known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
     argv = [*SHORT, "--out", str(out), *words]
-    options, chosen = cli.parse_staged(config.SimulateOptions, known, argv)
+    options, chosen = cli.parse_staged(run_options.SimulateOptions, known, argv)
     simulate.run(options, chosen["algorithm"], chosen["task"])
 
 
@@ -40,7 +41,7 @@ def test_event_files_hold_the_rows(tmp_path: Path) -> None:
 def test_without_the_package_nothing_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    monkeypatch.setattr(run_options, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'hpc_oldsgd\[tensorboard\]'"):
         run(tmp_path / "run")
     assert not (tmp_path / "run").exists()

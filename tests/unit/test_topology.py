@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology import (
-    NAMES,
-    Topology,
-    from_file,
-    from_matrix,
-    from_name,
-    from_networkx,
-)
+from hpc_oldsgd.topology import NAMES, Topology, from_file, from_matrix, from_name, from_networkx
 from hpc_oldsgd.topology.core import Round
 
 IRREGULAR = ("grid", "star", "erdos-renyi")

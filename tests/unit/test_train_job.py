@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from hpc_oldsgd import algorithms, cli, export, simulate, tasks
-from hpc_oldsgd.config import SimulateOptions
-from hpc_oldsgd.stored import newest_first
+from hpc_oldsgd.checkpoints.store import newest_first
+from hpc_oldsgd.training.options import SimulateOptions
 
 Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
 MISBEHAVE = Path(__file__).parent.parent / "misbehave.py"

@@ -10,7 +10,7 @@ from problems import literal_oldsgd, quadratic
 from hpc_oldsgd import topology
 from hpc_oldsgd.algorithms import LDSGD, LSGD, OLDSGD
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.trajectory import trajectory
+from hpc_oldsgd.simulation.trajectory import trajectory
 
 
 def start(n, d=7, dtype=np.float64):

@@ -13,12 +13,15 @@ import numpy as np
 import pytest
 from torch import nn
 
-from hpc_oldsgd import algorithms, calibration, compare, runs, simulate, topology, tuning
-from hpc_oldsgd.config import SimulateOptions, TrainOptions
+from hpc_oldsgd import algorithms, simulate, topology
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.straggler import Drag
+from hpc_oldsgd.runs import session
+from hpc_oldsgd.simulation.slowdown import Drag
+from hpc_oldsgd.study import compare
+from hpc_oldsgd.training import tau_auto, tau_measure
+from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
+from hpc_oldsgd.training.tau_auto import Bounds, Pace
 from hpc_oldsgd.transport.base import FlightRecord
-from hpc_oldsgd.tuning import Bounds, Pace
 
 RING = topology.from_name("ring", 5)
 ROUND = {  # the paper's round times less tau: what is left to hide, as a function of tau, c and n
@@ -33,7 +36,7 @@ ROUND = {  # the paper's round times less tau: what is left to hide, as a functi
 
 def chosen(name: str, c: float, bounds: Bounds = Bounds(), **more: object) -> int:  # noqa: B008
     more = {"margin": 1.0, **more}
-    return tuning.choose(algorithms.get(name)(), RING, c, bounds, **more).tau  # type: ignore[arg-type]
+    return tau_auto.choose(algorithms.get(name)(), RING, c, bounds, **more).tau  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ROUND)
@@ -50,17 +53,17 @@ def test_tracking_sends_twice() -> None:
 
 
 def test_margin_and_bounds() -> None:
-    made = tuning.choose(algorithms.get("oldsgd")(), RING, 5.0, Bounds())
+    made = tau_auto.choose(algorithms.get("oldsgd")(), RING, 5.0, Bounds())
     assert made.tau == 6 and "5 gradients, 6 with a margin" in made.reason
     assert chosen("oldsgd", 5.0, Bounds(8, 20)) == 8
-    cut = tuning.choose(algorithms.get("oldsgd")(), RING, 50.0, Bounds(1, 20))
+    cut = tau_auto.choose(algorithms.get("oldsgd")(), RING, 50.0, Bounds(1, 20))
     assert cut.tau == 20 and "--wire bf16" in cut.reason
-    one = tuning.choose(
+    one = tau_auto.choose(
         algorithms.get("oldsgd")(), topology.from_name("ring", 1), 50.0, Bounds(1, 20)
     )
     assert one.tau == 1 and "one agent" in one.reason
     assert (
-        "waits for one more" in tuning.choose(algorithms.get("kgt")(), RING, 2.0, Bounds()).reason
+        "waits for one more" in tau_auto.choose(algorithms.get("kgt")(), RING, 2.0, Bounds()).reason
     )
 
 
@@ -72,17 +75,17 @@ def test_the_slowest_agent_sets_the_pace() -> None:
 @pytest.mark.parametrize("name", ["ldsgd", "lugt", "led", "lsgd"])
 def test_where_nothing_overlaps_there_is_nothing_to_choose(name: str) -> None:
     with pytest.raises(UserError, match=f"{name} stands still"):
-        tuning.check(algorithms.get(name)(), RING)
+        tau_auto.check(algorithms.get(name)(), RING)
 
 
 def test_one_step_a_round_stays_one() -> None:
     with pytest.raises(UserError, match="tau must be 1"):
-        tuning.check(algorithms.get("dsgd_cta")(), RING)
+        tau_auto.check(algorithms.get("dsgd_cta")(), RING)
 
 
 def test_a_tau_in_use_is_kept_while_it_does() -> None:
     for tau, c, expected in [(6, 5.0, 6), (9, 5.0, 9), (10, 5.0, 6), (5, 5.0, 6), (3, 0.2, 1)]:
-        made = tuning.keep(algorithms.get("oldsgd")(tau=tau), RING, c, Bounds())
+        made = tau_auto.keep(algorithms.get("oldsgd")(tau=tau), RING, c, Bounds())
         assert made.tau == expected, (tau, c)
 
 
@@ -91,8 +94,8 @@ def test_c_from_seconds() -> None:
     assert pace.c({"exchange"}, 4) == 4.0
     assert pace.c({"all_reduce"}, 4) == pytest.approx(4.0 / 0.5 / 1.5)
     assert pace.c(set(), 1) == 0.0
-    assert tuning.kinds(algorithms.get("co2")(), RING) == {"all_reduce"}
-    assert tuning.kinds(algorithms.get("kgt")(), RING) == {"exchange"}
+    assert tau_auto.kinds(algorithms.get("co2")(), RING) == {"all_reduce"}
+    assert tau_auto.kinds(algorithms.get("kgt")(), RING) == {"exchange"}
 
 
 def test_flights_under_way_together_count_once() -> None:
@@ -100,7 +103,7 @@ def test_flights_under_way_together_count_once() -> None:
         FlightRecord("exchange", 0, posted, completed, 0.0)
         for posted, completed in [(5.0, 6.0), (1.0, 3.0), (2.0, 4.0), (2.5, 2.75)]
     ]
-    assert calibration._busy(flights) == 4.0
+    assert tau_measure._busy(flights) == 4.0
 
 
 @pytest.mark.parametrize(
@@ -114,7 +117,7 @@ def test_flights_under_way_together_count_once() -> None:
     ],
 )
 def test_the_last_tau_counts(words: str, rest: str, said: str) -> None:
-    assert tuning.take(words.split()) == (rest.split(), said)
+    assert tau_auto.take(words.split()) == (rest.split(), said)
 
 
 @pytest.mark.parametrize(
@@ -122,21 +125,21 @@ def test_the_last_tau_counts(words: str, rest: str, said: str) -> None:
 )
 def test_bad_bounds(text: str) -> None:
     with pytest.raises(UserError, match="auto:LOW-HIGH"):
-        tuning.take(["--tau", text])
+        tau_auto.take(["--tau", text])
 
 
 def test_options_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="add --tau auto"):
-        runs.parse_options(TrainOptions, "train", ["--retune", "5"])
+        session.parse_options(TrainOptions, "train", ["--retune", "5"])
     with pytest.raises(UserError, match="--retune must be at least 0"):
-        runs.parse_options(TrainOptions, "train", ["--retune", "-5", "--tau", "auto"])
+        session.parse_options(TrainOptions, "train", ["--retune", "-5", "--tau", "auto"])
     with pytest.raises(UserError, match="give --tau a number"):
         compare.compare(["--algorithm", "all", "--tau", "auto"])
 
 
 def test_simulated_with_a_known_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--task logistic --agents 3 --c 2.5 --iterations 6 --tau auto --out {tmp_path}/run"
-    config, algorithm, task = runs.parse_options(SimulateOptions, "simulate", words.split())
+    config, algorithm, task = session.parse_options(SimulateOptions, "simulate", words.split())
     out = simulate.run(config, algorithm, task)
     assert "tau = 3 chosen: a message takes 2.5 gradients" in capsys.readouterr().err
     assert json.loads((out / "config.json").read_text())["algorithm"]["tau"] == 3
@@ -149,10 +152,10 @@ def test_simulated_with_a_known_c(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_up_at_once_and_down_in_steps() -> None:
     """A burst that a slow network gives after a pause must not make tau swing."""
-    retuner = calibration.Retuner.__new__(calibration.Retuner)
+    retuner = tau_measure.Retuner.__new__(tau_measure.Retuner)
     retuner._too_small = retuner._checks_left = 0
     taus = [9]
-    for wanted in [1, 1, 1, 1, 1, 6, 1, 1, 1, *[1] * calibration.PATIENCE]:
+    for wanted in [1, 1, 1, 1, 1, 6, 1, 1, 1, *[1] * tau_measure.PATIENCE]:
         taus.append(retuner.next_tau(taus[-1], wanted))
     assert taus[:9] == [9, 6, 4, 2, 1, 1, 6, 4, 2]
     assert taus[9:16] == [2] * 7 and taus[-1] == 1
@@ -164,4 +167,4 @@ def test_an_agent_made_slow_is_timed_as_slow() -> None:
         workers=[Some(model=nn.Linear(1, 1))], runner=Some(transport=transport),
         backward=lambda worker, k: time.sleep(0.01), drag=Drag(("0:3",), 0.0, 0, 2, 0),
     )  # fmt: skip
-    assert calibration._gradient_seconds(training) >= 0.03
+    assert tau_measure._gradient_seconds(training) >= 0.03

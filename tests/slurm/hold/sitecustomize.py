@@ -13,7 +13,7 @@ ROUND = 200
 LIMIT_S = 300.0
 
 if "hpc_oldsgd.train" in sys.orig_argv and "SLURM_RESTART_COUNT" not in os.environ:
-    from hpc_oldsgd.signals import Inbox
+    from hpc_oldsgd.training.signals import Inbox
 
     take, asked = Inbox.take, 0
 

@@ -1,0 +1,1 @@
+"""Checkpoints: written by all ranks, found, checked, averaged."""

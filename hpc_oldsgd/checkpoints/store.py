@@ -1,0 +1,221 @@
+"""Checkpoints on the disk: the manifest that makes one valid, which to use, which to remove.
+
+RUN/checkpoints/round-00000120/rank-00000.safetensors ...   manifest.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from . import shard_file
+from .shard_file import Unusable, Written
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+FOLDER = "checkpoints"
+Gather = Callable[[str], list[str]]
+"""A text of every process, on all of them."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint with a manifest that can be trusted; its shards are still to be checked."""
+
+    folder: Path
+    manifest: dict[str, Any] = field(repr=False)
+
+    @property
+    def r(self) -> int:
+        return int(self.manifest["round"])
+
+    @property
+    def count(self) -> int:
+        return len(self.manifest["shards"])
+
+    def check(self, shard: int) -> None:
+        if shard >= self.count:
+            raise Unusable(f"it has {self.count} parts, and none for rank {shard}")
+        entry = self.manifest["shards"][shard]
+        shard_file.check(self.folder / entry["file"], Written(entry["sha256"], entry["bytes"]))
+
+    def path(self, shard: int) -> Path:
+        return self.folder / str(self.manifest["shards"][shard]["file"])
+
+    def read(self, shard: int) -> dict[str, Any]:
+        state: dict[str, Any] = shard_file.read(self.path(shard))
+        return state
+
+
+def shard_name(k: int) -> str:
+    return f"rank-{k:05d}.safetensors"
+
+
+def folder_of(run: Path, r: int) -> Path:
+    return run / FOLDER / f"round-{r:08d}"
+
+
+def newest_first(run: Path) -> list[Path]:
+    """Checkpoints of a run, whole or not."""
+    found = [p for p in (run / FOLDER).glob("round-*") if p.name.removeprefix("round-").isdecimal()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("round-")), reverse=True)
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    body = json.dumps(manifest, sort_keys=True)
+    text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
+    temporary = folder / f".{MANIFEST}.{os.getpid()}"
+    with temporary.open("w") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / MANIFEST)
+    shard_file.sync_folder(folder)
+
+
+def find(folder: Path) -> Checkpoint:
+    """Raises Unusable."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise Unusable("it was never completed")
+    try:
+        outer = json.loads(path.read_text())
+        body = outer["manifest"]
+        if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
+            raise Unusable(f"the checksum of {MANIFEST} is wrong")
+        manifest = json.loads(body)
+        version = manifest["format"]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        raise Unusable(f"{MANIFEST} cannot be read") from None
+    if version != FORMAT:
+        raise Unusable(f"it has format {version}, this version reads {FORMAT}")
+    if not _well_formed(manifest):
+        raise Unusable(f"{MANIFEST} is not one of ours")
+    return Checkpoint(folder, manifest)
+
+
+def _well_formed(manifest: dict[str, Any]) -> bool:
+    """Everything that is read later has its type, and no file is outside the folder."""
+    kinds = {"round": int, "iteration": int, "shards": list, "run": dict, "layout": dict}
+    kinds |= {"alpha": (int, float), "bn": str}  # type: ignore[dict-item]
+    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
+        return False
+    run = manifest["run"]
+    return (
+        manifest["round"] >= 0
+        and isinstance(run.get("agents"), int)
+        and isinstance(run.get("kind"), str)
+        and len(manifest["shards"]) > 0
+        and all(
+            isinstance(entry, dict)
+            and entry.get("file") == shard_name(k)
+            and isinstance(entry.get("bytes"), int)
+            and isinstance(entry.get("sha256"), str)
+            for k, entry in enumerate(manifest["shards"])
+        )
+    )
+
+
+def prune(run: Path, keep: int) -> None:
+    """Remove all but the `keep` newest complete ones, and what older crashes have left."""
+    if (run / FOLDER).is_symlink():
+        return  # nothing is deleted through a link
+    complete = [p for p in newest_first(run) if (p / MANIFEST).is_file()]
+    kept = set(complete[:keep])
+    newest = complete[0].name if complete else ""
+    for folder in newest_first(run):
+        if folder not in kept and folder.name < newest:
+            remove(folder)
+
+
+def remove_newer(run: Path, r: int) -> None:
+    """What a run that goes on from round r will do anew."""
+    if not (run / FOLDER).is_symlink():
+        for folder in newest_first(run):
+            if folder.name > folder_of(run, r).name:
+                remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """The manifest first, so that half a removal is no checkpoint. Links are not followed."""
+    if folder.is_symlink() or not folder.is_dir():
+        folder.unlink(missing_ok=True)
+        return
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for path in folder.iterdir():
+        if not path.is_dir() or path.is_symlink():
+            path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it
+        folder.rmdir()
+
+
+def run_of(path: Path) -> Path:
+    """The run that a folder, or the folder behind a link, is or belongs to."""
+    path = _behind(path)
+    return path.parent.parent if _is_one(path) else path
+
+
+def _behind(path: Path) -> Path:
+    return path.resolve() if path.is_symlink() else path
+
+
+def _is_one(path: Path) -> bool:
+    return path.name.startswith("round-") and path.parent.name == FOLDER
+
+
+def choose(
+    path: Path,
+    shards_here: Callable[[Checkpoint], list[int]],
+    gather: Gather,
+    say: Callable[[str], None],
+    refuse: Callable[[dict[str, Any]], str] = lambda run: "",
+) -> Checkpoint | None:
+    """The newest checkpoint whose every shard is what was written; None if there never was one.
+
+    Collective: `gather` brings a text of every rank to all. Each rank checks its own shards.
+    `refuse` says why this run cannot be gone on with; nothing if it can.
+    """
+    path, run = _behind(path), run_of(path)
+    listed = [path] if run != path else newest_first(run)
+    names = [name for name in gather("\n".join(p.name for p in listed))[0].split("\n") if name]
+    torn: list[str] = []
+    for name in names:
+        folder = run / FOLDER / name
+        found, problem = None, ""
+        try:
+            found = find(folder)
+        except Unusable as error:
+            problem = str(error)
+        problem = _first(gather(problem))
+        if not problem and found is not None:
+            if why := refuse(found.manifest["run"]):
+                raise UserError(why)
+            try:
+                for shard in shards_here(found):
+                    found.check(shard)
+            except Unusable as error:
+                problem = str(error)
+            problem = _first(gather(problem))
+            if not problem:
+                return found
+        torn.append(problem)
+        say(f"checkpoint {name} is not usable ({problem}): trying the one before")
+    # Those that were never completed are no loss; a broken one needs a decision.
+    if any(problem != "it was never completed" for problem in torn) or run != path:
+        raise UserError(f"no checkpoint in {run} is usable ({torn[0]}): start again elsewhere")
+    return None
+
+
+def _first(problems: list[str]) -> str:
+    for rank, problem in enumerate(problems):
+        if problem:
+            everywhere = all(p == problem for p in problems)
+            return problem if everywhere else f"rank {rank}: {problem}"
+    return ""

@@ -1,0 +1,42 @@
+"""What mpirun or srun says of a job: before MPI is started, and against what MPI then says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..errors import UserError
+
+_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")
+_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+
+
+def launcher_rank() -> int:
+    """This process's rank as mpirun or srun set it, before MPI is initialised; 0 without them."""
+    # A batch script sees SLURM_PROCID too; only inside a step of srun does it mean a rank.
+    return _from_environment(_RANK, "SLURM_PROCID", default=0)
+
+
+def launcher_size() -> int:
+    """The number of processes that mpirun or srun started; 1 without them."""
+    return _from_environment(_SIZE, "SLURM_STEP_NUM_TASKS", default=1)
+
+
+def check_world(n: int) -> None:
+    """n is MPI's: where two MPIs are mixed every rank would train alone, and nobody would know."""
+    expected = launcher_size()
+    if n == 1 and expected > 1:
+        raise UserError(
+            f"the launcher started {expected} processes but MPI sees a world of 1: mpirun and "
+            "mpi4py belong to different MPIs, or srun needs --mpi=pmi2 or --mpi=pmix"
+        )
+
+
+def _from_environment(names: Sequence[str], slurm: str, default: int) -> int:
+    if "SLURM_STEP_ID" in os.environ:
+        names = [*names, slurm]
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdecimal():
+            return int(value)
+    return default

@@ -1,0 +1,1 @@
+"""A run as a whole: its folder, its identity, how it is built and resumed."""

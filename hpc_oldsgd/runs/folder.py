@@ -1,0 +1,200 @@
+"""A run's folder: config.json, metrics.jsonl, summary.json, and TensorBoard when asked.
+
+The columns of metrics.jsonl and everything else in the folder: docs/runs.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..transport import heartbeat
+from .claim import claim, release
+
+FILES = ("config.json", "metrics.jsonl", "summary.json")
+NUMBERS = ("iteration", "step_s", "transfer", "exposed")
+PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py", "torchvision", "transformers")
+
+
+class RunFolder:
+    """The one writer of a run's files; on rank 0 only. A full disk ends no run."""
+
+    def __init__(
+        self, path: Path, tensorboard: bool = False, history: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """`history` are the rows of a resumed run; whatever else metrics.jsonl held is dropped."""
+        self.path = path
+        self.problem = ""
+        """Why the last row is not on the disk yet; it is tried again with the next."""
+        first = path / f".metrics.{os.getpid()}"
+        try:
+            first.write_bytes(b"".join(map(_line, history)))
+            first.replace(path / "metrics.jsonl")
+            self._metrics = os.open(path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
+        except OSError as error:
+            raise UserError(f"cannot write to {path}: {error.strerror}") from None
+        self._unwritten = b""
+        self._board: Any = None
+        if tensorboard:
+            self._board = _board(path, history[-1]["iteration"] + 1 if history else 0)
+
+    def row(self, row: dict[str, Any]) -> None:
+        self._unwritten += _line(row)
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._metrics, self._unwritten) :]
+            self.problem = ""
+        except OSError as error:
+            self.problem = f"metrics.jsonl: {error.strerror}"
+        if self._board is not None:
+            try:
+                for key, value in row.items():
+                    if isinstance(value, (int, float)) and math.isfinite(value):
+                        self._board.add_scalar(key, value, row["iteration"])
+                self._board.flush()
+            except OSError as error:
+                self.problem = f"tensorboard: {error.strerror}"
+
+    def sync(self) -> None:
+        """The rows so far outlive a power cut. From any thread."""
+        os.fsync(self._metrics)
+
+    def write(self, name: str, content: dict[str, Any]) -> None:
+        """Whole or not at all: a reader never sees half a file."""
+        temporary = self.path / f".{name}.{os.getpid()}"
+        temporary.write_text(json.dumps(clean(content), indent=2) + "\n")
+        temporary.replace(self.path / name)
+
+    def summary(self, content: dict[str, Any]) -> str:
+        """Write summary.json; the problem if it cannot be."""
+        try:
+            self.write("summary.json", content)
+        except OSError as error:
+            return f"summary.json: {error.strerror}"
+        return ""
+
+    def close(self) -> None:
+        os.close(self._metrics)
+        release(self.path)
+        if self._board is not None:
+            with contextlib.suppress(OSError):  # a full disk has been told of
+                self._board.close()
+
+
+def read_rows(run: Path, before: int) -> list[dict[str, Any]]:
+    """The rows of the rounds before one; a line that a crash cut short is no row, nor is one that
+    lacks what the summary is made of."""
+    rows: list[dict[str, Any]] = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (run / "metrics.jsonl").read_bytes().splitlines():
+            with contextlib.suppress(
+                ValueError, TypeError, KeyError, OverflowError, RecursionError
+            ):
+                row = json.loads(line)
+                whole = "hidden" in row and all(math.isfinite(row[key]) for key in NUMBERS)
+                if whole and int(row.get("round", before)) < before:
+                    rows.append(row)
+    return rows
+
+
+def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
+    """Make the folder; an earlier run in it stays unless the user said otherwise."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file: choose another --out")
+    if path.is_dir() and any(map(_counts, path.iterdir())) and not resume:
+        if not any((path / name).exists() for name in FILES):
+            raise UserError(f"{path} holds something else than a run: choose another --out")
+        if not overwrite:
+            raise UserError(
+                f"{path} holds a run: add --resume auto to go on with it, or --overwrite"
+            )
+        if path.is_symlink():
+            raise UserError(
+                f"{path} is a link, and nothing is removed through one: give --overwrite the "
+                f"folder itself, {path.resolve()}"
+            )
+        claim(path)
+        for name in (*FILES, "checkpoints", "trace.json", "tensorboard"):
+            old = path / name
+            if old.is_symlink() or old.is_file():
+                old.unlink()  # a link is removed, never followed
+            elif old.is_dir():
+                shutil.rmtree(old)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        claim(path)
+        (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror}") from None
+
+
+def _counts(entry: Path) -> bool:
+    """Not what a run leaves that was killed before its first file, nor NFS's own hidden files."""
+    return entry.name != heartbeat.FOLDER and not entry.name.startswith(".")
+
+
+def environment() -> dict[str, Any]:
+    """What the run depended on: versions, machine, the state of the source tree."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "versions": versions,
+        "git": _git(),
+    }
+
+
+def clean(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    if isinstance(value, dict):
+        return {key: clean(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Path):
+        return str(value)
+    return value
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(clean(row)).encode() + b"\n"
+
+
+def _git() -> dict[str, Any] | None:
+    """Of this package's own checkout, if it is one."""
+    here = Path(__file__).parent
+    try:
+        commit, changes = (
+            subprocess.run(
+                ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return {"commit": commit, "changed": bool(changes)}
+
+
+def _board(path: Path, iteration: int) -> Any:
+    """Event files that a resumed run goes on with; what it repeats is hidden."""
+    from torch.utils.tensorboard import SummaryWriter  # the options have looked for the package
+
+    return SummaryWriter(str(path / "tensorboard"), purge_step=iteration)

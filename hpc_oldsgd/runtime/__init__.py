@@ -1,0 +1,1 @@
+"""One agent's model and the schedule that drives it."""

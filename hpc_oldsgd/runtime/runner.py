@@ -1,0 +1,218 @@
+"""Drives one algorithm's schedule: feeds it gradients, counts, and marks round boundaries.
+
+What an algorithm sees is this class: x, alpha, descend, exchange, all_reduce, rounds. x is (d,)
+for one agent over MPI and (n, d) for all of them in one process; the algorithm cannot tell.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..errors import UserError
+from ..transport.base import Flight, Reduction, Transport
+from ..transport.late import NO_EDGES
+from ..transport.trace import Trace
+
+if TYPE_CHECKING:
+    from ..algorithms.base import Algorithm
+
+Schedule = Generator[None, Tensor, None]
+
+
+Hook = Callable[["Runner"], None]
+
+
+def reads_only(hook: Callable[[Any, Runner], None]) -> Callable[[Any, Runner], None]:
+    """Marks a method for `on_round` that changes no weight: the snapshot made stays good."""
+    hook.reads_only = True  # type: ignore[attr-defined]
+    return hook
+
+
+def only_reads(hook: Hook) -> bool:
+    return bool(getattr(hook, "reads_only", False))
+
+
+class Runner(ABC):
+    """One algorithm on one transport."""
+
+    def __init__(
+        self, x: Tensor, algorithm: Algorithm, transport: Transport, trace: Trace | None = None
+    ) -> None:
+        self.x = x
+        self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
+        self.transport = transport
+        self.trace = trace
+        self.t = 0  # gradients taken
+        self.r = 0  # rounds completed
+        self.finished = False
+        self.on_round: list[Hook] = []
+        """Called at every round boundary, before the next message leaves; may call `stop()`."""
+        self._gradient_start = 0.0
+        self._stop = False
+        self._t_boundary = 0
+        self._schedule: Schedule | None = None
+
+    # -- what an algorithm calls ---------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def alpha(self) -> float: ...
+
+    @abstractmethod
+    def descend(self, g: Tensor) -> None:
+        """One local optimizer step along g: x <- x - alpha g for plain SGD."""
+
+    def exchange(self, x: Tensor) -> Flight:
+        return self.transport.exchange(x, self.r)
+
+    def all_reduce(self, x: Tensor) -> Reduction:
+        if self.transport.late is not None:
+            raise UserError(NO_EDGES)
+        return self.transport.all_reduce(x, self.r)
+
+    def rounds(self) -> Iterator[int]:
+        """`for _ in agent.rounds()`: each turn is a round; its top is where a checkpoint fits."""
+        while not self._boundary():
+            yield self.r
+            self.r += 1
+
+    def zeros(self) -> Tensor:
+        return torch.zeros_like(self.x)
+
+    # -- what a training loop calls ------------------------------------------------------------
+
+    def start(self) -> None:
+        """Post the first messages, before the first gradient is computed."""
+        self._schedule = self.algorithm.schedule(self)
+        self._resume(None)
+
+    @property
+    def started(self) -> bool:
+        return self._schedule is not None
+
+    @abstractmethod
+    def step(self) -> bool:
+        """After the backward pass: hand the gradient over. False once the run has stopped."""
+
+    def advance(self, g: Tensor) -> bool:
+        """Hand the schedule a gradient at x. False once the run has stopped."""
+        if self.finished:
+            return False
+        if self._schedule is None:
+            raise UserError(
+                "an earlier step failed in the middle of a round, which cannot go on: end the job, "
+                "or load_state_dict() of a checkpoint on all ranks"
+            )
+        self.t += 1
+        self.transport.computed()
+        if self.trace is not None:
+            start, end = self._gradient_start, self.trace.now()
+            self.trace.span("compute", "gradient", start, end, t=self.t, round=self.r)
+        self._resume(g)
+        return not self.finished
+
+    def stop(self) -> None:
+        """End the schedule at this round boundary."""
+        self._stop = True
+
+    def finish(self) -> None:
+        """Complete every flight. Collective; safe to call twice."""
+        self.finished = True
+        if self._schedule is not None:
+            self._schedule.close()
+            self._schedule = None
+        self.transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:  # after an error the neighbours may never answer
+            self.finish()
+
+    # -- after the loss of an agent ------------------------------------------------------------
+
+    @property
+    def next_boundary(self) -> tuple[int, int]:
+        """Round and iteration of the boundary at the end of the local steps under way."""
+        if self.t == self._t_boundary:
+            return self.r, self.t
+        return self.r + 1, self._t_boundary + self.algorithm.tau
+
+    def stand_at(self, r: int) -> None:
+        """The x of now is that of boundary r."""
+        self.r, self._t_boundary = r, self.t
+
+    def begin_anew(self) -> None:
+        """From x as it is, as if this round were the first: the algorithm's state begins anew."""
+        self.finished, self._stop = False, False
+        self.algorithm.load_state_dict({}, like=self.x)
+        self.start()
+
+    # -- checkpoints ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that outlives a round boundary; no message in flight belongs to it."""
+        if self.t != self._t_boundary:
+            raise UserError(
+                f"a checkpoint fits only between two rounds, and this one has taken "
+                f"{self.t - self._t_boundary} of its local steps: save in `on_round`"
+            )
+        # At the start a schedule has prepared its state, and is to prepare it again.
+        algorithm = self.algorithm.state_dict() if self.t else {}
+        return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state. Collective: flights already posted are completed and dropped.
+
+        The next ones leave at once, so what is not in x, counters and frozen weights, comes first.
+        """
+        self._drop()
+        with torch.no_grad():
+            self.x.copy_(state["x"])
+        self.t, self.r = int(state["t"]), int(state["r"])
+        self.algorithm.load_state_dict(state["algorithm"], like=self.x)
+        self.start()
+
+    def restart(self) -> None:
+        """Begin this round anew, for instance with another tau. Collective, at a boundary."""
+        self._drop()
+        if not self.t:
+            self.algorithm.load_state_dict({}, like=self.x)
+        self.start()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _drop(self) -> None:
+        if self._schedule is not None:
+            self._schedule.close()
+        self.transport.drain()
+
+    @torch.no_grad()
+    def _resume(self, g: Tensor | None) -> None:
+        assert self._schedule is not None
+        try:
+            if g is None:
+                next(self._schedule)
+            else:
+                self._schedule.send(g)
+        except StopIteration:
+            self.finished = True
+        except BaseException:
+            self._schedule = None  # Python ends a generator that raises: the next step must say so
+            raise
+        if self.trace is not None:
+            self._gradient_start = self.trace.now()
+
+    def _boundary(self) -> bool:
+        self._t_boundary = self.t
+        for hook in self.on_round:
+            hook(self)
+        return self._stop

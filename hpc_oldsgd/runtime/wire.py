@@ -1,0 +1,59 @@
+"""Which types may travel, and which optimizers and models fit the form of an algorithm."""
+
+from __future__ import annotations
+
+import torch
+
+from ..algorithms import Algorithm
+from ..errors import UserError
+from .flat import Flat
+from .sgd import SGD, Optimizer
+
+WIRES = {
+    None: None,
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+
+
+def is_gradient_form(algorithm: Algorithm) -> bool:
+    return getattr(algorithm, "form", None) == "gradient"
+
+
+def check_form(algorithm: Algorithm, optimizer: Optimizer, flat: Flat) -> None:
+    """The gradient form replaces x by what was sent less the gradients, so they must tell all."""
+    if not is_gradient_form(algorithm):
+        return
+    groups = optimizer.param_groups
+    plain = type(optimizer) in (torch.optim.SGD, SGD) and not any(
+        group.get(key) for group in groups for key in ("momentum", "weight_decay", "maximize")
+    )
+    if not plain or len({group["lr"] for group in groups}) > 1:
+        raise UserError(
+            'form="gradient" is the paper\'s literal update, for torch.optim.SGD without '
+            'momentum or weight decay: use form="delta" with this optimizer'
+        )
+    if len(flat.parameters) < len(flat.slots):
+        raise UserError(
+            'form="gradient" would lose what BatchNorm has counted in a round: use '
+            'buffers="local" or form="delta" with this model'
+        )
+
+
+def check_wire(algorithm: Algorithm, wire: torch.dtype | None, model: torch.dtype) -> None:
+    if is_gradient_form(algorithm) and wire not in (None, model):
+        raise UserError(
+            'form="gradient" replaces the model by what was sent, and a narrower wire rounds that: '
+            'use form="delta", which keeps the mean'
+        )
+
+
+def wire_type(wire: torch.dtype | str | None, model: torch.dtype) -> torch.dtype | None:
+    if isinstance(wire, str) and wire not in WIRES:
+        raise UserError(f"there is no wire type {wire!r}; known: fp32, bf16, fp16, fp64")
+    chosen = WIRES[wire] if wire is None or isinstance(wire, str) else wire
+    if chosen is not None and chosen != model and chosen.itemsize >= model.itemsize:
+        raise UserError(f"the wire type {chosen} is not narrower than the model's {model}")
+    return chosen

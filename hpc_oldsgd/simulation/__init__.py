@@ -1,0 +1,1 @@
+"""All agents in one process, in simulated time."""

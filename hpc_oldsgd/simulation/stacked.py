@@ -1,0 +1,286 @@
+"""All n agents in one process: x is (n, d), time is virtual, messages are rows of a snapshot.
+
+Row i is mixed by the same code, in the same order, as rank i does over MPI, so the two
+transports agree bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .. import ops
+from ..topology import Topology
+from ..transport.base import (
+    Flight,
+    FlightRecord,
+    Pending,
+    Reduction,
+    Transport,
+    ring_chunks,
+    sum_type,
+)
+from ..transport.late import Bools, Edges, Ints, Late, decide
+from .clock import Clock, Times
+
+
+class StackedTransport(Transport):
+    def __init__(
+        self,
+        topology: Topology,
+        clock: Clock | None = None,
+        wire: torch.dtype | None = None,
+        late: Late | None = None,
+    ) -> None:
+        super().__init__(topology)
+        self.late = late
+        self.left_out: dict[tuple[int, int], Ints] = {}
+        """(lane, phase) -> how many rounds in a row each edge was left out, in CSR order."""
+        self.clock = clock or Clock(topology.n)
+        self.wire = wire
+        self._graphs: dict[int, tuple[torch.Tensor, ...]] = {}
+        self._edges: dict[int, Edges] = {}
+        self._spare: list[torch.Tensor] = []  # snapshots of finished flights, to be reused
+        self._open: set[StackedFlight | StackedReduction] = set()
+
+    def exchange(self, x: torch.Tensor, round: int) -> StackedFlight:
+        Y = self._snapshot(x, self.wire or x.dtype)
+        if self.late is None:
+            flight = StackedFlight(self, Y, round, *self.clock.post(self.topology, round))
+        else:
+            taken = {f.lane for f in self._open if isinstance(f, LateFlight)}
+            lane = next(k for k in itertools.count() if k not in taken)
+            flight = LateFlight(self, Y, round, *self.clock.send(self.topology, round), lane)
+        self.mark(flight, x)
+        self._open.add(flight)
+        return flight
+
+    def all_reduce(self, x: torch.Tensor, round: int) -> StackedReduction:
+        Y = self._snapshot(x, x.dtype)
+        reduction = StackedReduction(self, Y, round, *self.clock.post_all_reduce())
+        self._open.add(reduction)
+        return reduction
+
+    def snapshot_mean(self, x: torch.Tensor, round: int) -> StackedReduction:
+        now = self.clock.t.copy()
+        reduction = StackedReduction(self, self._snapshot(x, x.dtype), round, now, now)
+        reduction._waited = True  # free: it stays out of the clock and the records
+        self._open.add(reduction)
+        return reduction
+
+    def computed(self) -> None:
+        self.clock.compute()
+
+    def now(self) -> float:
+        return float(self.clock.t.max())
+
+    def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> Here:
+        return Here(values)
+
+    def close(self) -> None:
+        self.drain()
+
+    def drain(self) -> None:
+        for flight in list(self._open):
+            flight.wait()
+            flight._end()
+
+    def graph(self, round: int) -> tuple[torch.Tensor, ...]:
+        """indptr, indices, weights, self weights of the round's W, as the row ops take them."""
+        phase = round % self.topology.period
+        if phase not in self._graphs:
+            arrays = (*self.topology.csr(phase), self.topology.self_weights(phase))
+            types = (np.int64, np.int64, np.float64, np.float64)
+            self._graphs[phase] = tuple(
+                torch.from_numpy(np.array(a, dtype=t)) for a, t in zip(arrays, types, strict=True)
+            )
+        return self._graphs[phase]
+
+    def edges(self, round: int) -> Edges:
+        phase = round % self.topology.period
+        if phase not in self._edges:
+            indptr, indices, _ = self.topology.csr(phase)
+            self._edges[phase] = Edges.of(indptr, indices)
+        return self._edges[phase]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left_out": {f"{a}:{b}": k.tolist() for (a, b), k in self.left_out.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.left_out.clear()
+        for key, counts in state.get("left_out", {}).items():
+            lane, phase = map(int, key.split(":"))
+            self.left_out[lane, phase] = np.asarray(counts, dtype=np.int64)
+
+    def _snapshot(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        for k, Y in enumerate(self._spare):
+            if Y.shape == x.shape and Y.dtype == dtype:
+                return self._spare.pop(k).copy_(x)
+        return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+class Here(Pending):
+    """All agents are here, so the caller's numbers are everybody's."""
+
+    def __init__(self, values: NDArray[np.float64]) -> None:
+        self._values = values
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> NDArray[np.float64]:
+        return self._values
+
+
+class _InFlight:
+    """What a flight and a reduction share: a snapshot, and the times of every agent."""
+
+    kind = "exchange"
+    left_out = 0.0
+
+    def __init__(
+        self, transport: StackedTransport, Y: torch.Tensor, round: int, posted: Times, ready: Times
+    ) -> None:
+        self._transport = transport
+        self._Y = Y
+        self._round = round
+        self._posted = posted
+        self._ready = ready
+        self._waited = False
+
+    def wait(self) -> None:
+        if self._waited:
+            return
+        self._waited = True
+        exposed = self._transport.clock.wait(self._decide())
+        self._transport.records.append(
+            FlightRecord(
+                self.kind,
+                self._round,
+                float(self._posted.mean()),
+                float(self._ready.mean()),
+                float(exposed.mean()),
+                self.left_out,
+            )
+        )
+
+    def _decide(self) -> Times:
+        """When each agent goes on."""
+        return self._ready
+
+    def _end(self) -> None:
+        self._transport._open.discard(self)
+        self._transport._spare.append(self._Y)
+
+
+class StackedFlight(_InFlight, Flight):
+    def mix_into(self, x: torch.Tensor, *, resend: bool = False) -> None:
+        self.wait()
+        transport = self._transport
+        indptr, indices, weights, _ = self._graph()
+        measure = transport.measure_distance
+        statistics = self._statistics(x, indptr, indices, weights)
+        distance = ops.mix_rows_delta(x, self._Y, indptr, indices, weights, distance=measure)
+        if statistics is not None:
+            x[:, -statistics.shape[1] :] = statistics
+        if measure:
+            transport.distance = distance
+        self._end()
+
+    def mix(
+        self,
+        out: torch.Tensor,
+        acc: torch.Tensor | None = None,
+        alpha: float = 0.0,
+        *,
+        zero_acc: bool = False,
+        resend: bool = False,
+    ) -> torch.Tensor:
+        self.wait()
+        indptr, indices, weights, own = self._graph()
+        ops.mix_rows(out, self._Y, indptr, indices, own, weights, acc, alpha)
+        if acc is not None and zero_acc:
+            acc.zero_()
+        self._end()
+        return out
+
+    def _statistics(self, x: torch.Tensor, *graph: torch.Tensor) -> torch.Tensor | None:
+        """As over MPI: what the end of X becomes where it holds statistics that forget."""
+        running = self._transport.running
+        if running is None or self.since is None or x is not self.sent():
+            return None
+        Y = self._Y[:, running.start :].contiguous()
+        e = torch.zeros(Y.shape, dtype=x.dtype, device=x.device)
+        ops.mix_rows_delta(e, Y, *graph)
+        return x[:, running.start :] + e.mul_(running.left(self.since))
+
+    def _graph(self) -> tuple[torch.Tensor, ...]:
+        return self._transport.graph(self._round)
+
+
+class LateFlight(StackedFlight):
+    """A flight that leaves out edges whose messages are late, on both sides of each."""
+
+    def __init__(
+        self,
+        transport: StackedTransport,
+        Y: torch.Tensor,
+        round: int,
+        posted: Times,
+        through: Times,
+        lane: int,
+    ) -> None:
+        ready = posted.copy()
+        np.maximum.at(ready, transport.topology.csr(round)[1], through)
+        super().__init__(transport, Y, round, posted, ready)
+        self.lane = lane
+        self._through = through
+        self.used: Bools = np.ones(len(through), dtype=bool)
+
+    def _decide(self) -> Times:
+        transport, late = self._transport, self._transport.late
+        assert late is not None
+        key = self.lane, self._round % transport.topology.period
+        counts = transport.left_out.get(key, np.zeros(len(self._through), dtype=np.int64))
+        must = counts >= late.staleness
+        edges = transport.edges(self._round)
+        self.used, leave = decide(edges, transport.clock.t, self._through, late.wait, must)
+        transport.left_out[key] = np.where(self.used, 0, counts + 1)
+        self.left_out = float((~self.used).sum()) / transport.n
+        return leave
+
+    def _graph(self) -> tuple[torch.Tensor, ...]:
+        indptr, indices, weights, own = super()._graph()
+        if self.used.all():
+            return indptr, indices, weights, own
+        used = torch.from_numpy(self.used)
+        owner = torch.from_numpy(self._transport.edges(self._round).owner)
+        own = own.index_add(0, owner[~used], weights[~used])
+        degree = torch.bincount(owner[used], minlength=len(own))
+        starts = torch.cat([indptr[:1], degree.cumsum(0)])
+        return starts, indices[used], weights[used], own
+
+
+class StackedReduction(_InFlight, Reduction):
+    kind = "all_reduce"
+
+    def done(self) -> bool:
+        return True
+
+    def mean(self, out: torch.Tensor) -> torch.Tensor:
+        """Chunk k is summed from agent k on, around the ring, as the ring all-reduce does it."""
+        self.wait()
+        n, d = self._Y.shape
+        sizes = torch.tensor([b - a for a, b in ring_chunks(d, n)])
+        first = torch.arange(n).repeat_interleave(sizes).unsqueeze(0)  # which agent starts column k
+        Y = self._Y.to(sum_type(self._Y.dtype))
+        total = Y.gather(0, first)
+        for step in range(1, n):
+            total += Y.gather(0, (first + step) % n)
+        out.copy_(total.div_(n).expand(n, d))
+        self._end()
+        return out

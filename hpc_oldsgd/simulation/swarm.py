@@ -1,0 +1,81 @@
+"""All n agents in one process: the simulator's counterpart of Agent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..algorithms import Algorithm
+from ..errors import UserError
+from ..runtime.flat import Buffers, Flat
+from ..runtime.runner import Runner
+from ..runtime.sgd import Optimizer, one_alpha
+from ..runtime.wire import check_form, check_wire
+from .stacked import StackedTransport
+
+
+class Swarm(Runner):
+    """n models and their optimizers; row i of x is agent i's model."""
+
+    transport: StackedTransport
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        algorithm: Algorithm,
+        transport: StackedTransport,
+        *,
+        buffers: Buffers = "mix",
+    ) -> None:
+        if not len(models) == len(optimizers) == transport.n:
+            raise UserError(f"{transport.n} agents need as many models and optimizers")
+        flats = [Flat(model, buffers) for model in models]
+        first = flats[0]
+        check_wire(algorithm, transport.wire, first.dtype)
+        X = torch.empty(transport.n, first.d, dtype=first.dtype, device=first.device)
+        G = torch.zeros_like(X) if algorithm.reads_gradient else None
+        for i, flat in enumerate(flats):
+            X[i] = flat.x
+            flats[i] = Flat(models[i], buffers, X[i], None if G is None else G[i])
+            check_form(algorithm, optimizers[i], flats[i])
+        transport.running = flats[0].running(*flats[1:])
+        super().__init__(X, algorithm, transport)
+        self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
+        self._g = X if G is None else G
+
+    @property
+    def alpha(self) -> float:
+        return one_alpha(self.optimizers[0])
+
+    def step(self) -> bool:
+        """After every model's backward pass."""
+        if self.algorithm.reads_gradient:
+            for flat in self.flats:
+                flat.gradient()
+        return self.advance(self._g)
+
+    def descend(self, g: Tensor) -> None:
+        if self.algorithm.reads_gradient and g is not self._g:
+            self._g.copy_(g)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            **super().state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "clock": self.transport.clock.state_dict(),
+            "transport": self.transport.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.transport.drain()
+        self.transport.clock.load_state_dict(state["clock"])
+        self.transport.load_state_dict(state.get("transport", {}))
+        super().load_state_dict(state)

@@ -1,0 +1,1 @@
+"""The training loop: rounds, votes, rows of metrics, --tau auto."""

@@ -1,0 +1,81 @@
+"""What an agent does about a neighbour that is late: `--late reuse`.
+
+In every round both ends of an edge use it, or neither does. An agent that stands at the end of its
+round, has waited `wait` and still lacks a neighbour's snapshot leaves the edge out and says so; one
+that has the snapshot has said so when it arrived, and keeps its word. Where either says no, both
+move the edge's weight to themselves:
+
+    w_ii <- w_ii + w_ij,    w_jj <- w_jj + w_ij,    w_ij <- 0
+
+The W of that round is still symmetric and doubly stochastic, so the mean is kept exactly, round by
+round. An edge is left out at most `staleness` times in a row; then both ends wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UserError
+
+NO_EDGES = (
+    "--late reuse leaves out edges between neighbours, and this algorithm averages over all "
+    "agents: use --late wait"
+)
+Times = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Late:
+    wait: float = 1.0
+    """How long an agent stands waiting: seconds over MPI, units of the virtual clock."""
+    staleness: int = 1
+    """How many rounds in a row an edge may be left out."""
+
+    def __post_init__(self) -> None:
+        if not self.wait >= 0:
+            raise UserError(f"--late-wait must be at least 0, not {self.wait:g}")
+        if self.staleness < 1:
+            raise UserError(f"--staleness must be at least 1, not {self.staleness}")
+
+
+@dataclass(frozen=True)
+class Edges:
+    """Both directions of a graph's edges, in the order of its CSR arrays: k is owner's side."""
+
+    owner: Ints
+    neighbour: Ints
+    back: Ints
+    """Where the same edge stands from the neighbour's side."""
+
+    @staticmethod
+    def of(indptr: Ints, indices: Ints) -> Edges:
+        owner = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        return Edges(owner, indices, np.lexsort((owner, indices)))
+
+
+def decide(edges: Edges, t: Times, through: Times, wait: float, must: Bools) -> tuple[Bools, Times]:
+    """Which edges are used, and when each agent goes on, in virtual time.
+
+    t: when each agent comes to the end of its round; through[k]: when the message from owner k is
+    at neighbour k; must[k]: the edge was left out often enough.
+    """
+    i, j, back = edges.owner, edges.neighbour, edges.back
+    arrived = through[back]  # the neighbour's message, at the owner
+    lacks = (arrived > t[i] + wait) & ~must
+    used = ~(lacks | lacks[back])
+    own_no, their_no = t[i] + wait, t[j] + wait  # when each end would give up
+    leave = np.where(
+        used,
+        np.maximum(arrived, through),  # and the word that ours has arrived
+        np.where(
+            lacks & lacks[back], np.minimum(own_no, their_no), np.where(lacks, own_no, their_no)
+        ),
+    )
+    ready = t.copy()
+    np.maximum.at(ready, i, leave)
+    return used, ready

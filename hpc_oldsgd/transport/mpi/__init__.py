@@ -1,0 +1,316 @@
+"""One agent per MPI rank: persistent messages between neighbours, moved while it computes."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from ... import ops
+from ...errors import NeighbourTimeout, UserError
+from ...launch.launcher import check_world
+from ...launch.openmpi import FRAGMENT, too_late
+from ...topology import Topology
+from ..base import Transport
+from ..heartbeat import Board, named
+from ..late import Late
+from ..progress import PERIOD_S, Engine, Job, NativeEngine, PythonEngine
+from ..staging import Staging
+from ..trace import Trace
+from .all_reduce import MpiPending, MpiReduction, Ring
+from .cuda_probe import cuda_aware
+from .exchange import Channel, InFlight, MpiFlight  # the other files that say MPI
+from .late_exchange import LateChannel, LateFlight
+from .requests import (
+    Startup,
+    abort_on_error,
+    as_bytes,
+    complete,
+    end_job,
+    functions,
+    gather_text,
+    pieces,
+    sizes,
+    vendor,
+)
+
+Progress = Literal["auto", "thread", "poll", "none"]
+StagingMode = Literal["auto", "direct", "host"]
+AllReduce = Literal["ring", "mpi"]
+__all__ = ["MpiTransport", "Startup", "end_job", "world"]
+LARGEST_MESSAGE_BYTES = 1 << 30
+WaitsFor = Callable[[bool], str]
+"""Names who is late; True once the limit is over, and looking closely may cost something."""
+
+
+class MpiTransport(Transport):
+    """Agent `rank` of `topology` on a communicator; x is (d,), on the host or on a device."""
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        topology: Topology,
+        *,
+        wire: torch.dtype | None = None,
+        progress: Progress = "auto",
+        staging: StagingMode = "auto",
+        all_reduce: AllReduce = "ring",
+        timeout_s: float | None = None,
+        largest_message_bytes: int = LARGEST_MESSAGE_BYTES,
+        native: bool | None = None,
+        trace: Trace | None = None,
+        late: Late | None = None,
+    ) -> None:
+        super().__init__(topology, trace)
+        for name, given, known in (
+            ("progress", progress, get_args(Progress)),
+            ("staging", staging, get_args(StagingMode)),
+            ("all_reduce", all_reduce, get_args(AllReduce)),
+        ):
+            if given not in known:
+                raise UserError(f"{name} is one of {', '.join(known)}, not {given!r}")
+        check_world(MPI.COMM_WORLD.size)
+        if topology.n != comm.size:
+            raise UserError(
+                f"the topology has {topology.n} agents, the communicator {comm.size} ranks"
+            )
+        abort_on_error(comm)
+        self.comm = comm.Dup()  # our tags and collectives meet nobody else's
+        self.rank = comm.rank
+        self.hosts = gather_text(self.comm, self.status.host, timeout_s)
+        if too_late and self.rank == 0 and len(set(self.hosts)) > 1 and "Open MPI" in vendor():
+            warnings.warn(
+                "mpi4py.MPI was imported before hpc_oldsgd: over TCP Open MPI will hide less; "
+                f"import hpc_oldsgd first, or set {FRAGMENT}=131072",
+                stacklevel=2,
+            )
+        self.board: Board | None = None
+        """Where a late rank left what it was doing; the owner of a run's folder sets it."""
+        self.wire = wire
+        self.timeout_s = timeout_s
+        self.largest_message_bytes = largest_message_bytes
+        self.all_reduce_by = all_reduce
+        self.progress = choose_progress(progress)
+        self.native = ops.native_available() if native is None else native
+        self.engine = self.make_engine()
+        self.late = late
+        if late is not None:
+            self.late_engine = PythonEngine(self.progress == "thread")
+        self._staging_mode = staging
+        self.staging: Staging | None = None
+        self._channels: list[Channel] = []
+        self._rings: list[Ring] = []
+        self._open: list[InFlight] = []
+        self._numbers: list[MpiPending] = []  # MPI writes into them until they are done
+        self._next_poll_s = 0.0
+        self.shrunk = False  # ranks have died, the others went on
+        self.kept_alive: list[Any] = []
+        """Buffers that a communicator of the dead may still own."""
+        self.closed = False
+        _not_closed.add(self)
+
+    # -- the contract --------------------------------------------------------------------------
+
+    def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
+        self._check_open()
+        channel = self._channel(x)
+        if not channel.holds(x):
+            channel.next_y().copy_(x)
+        channel.fresh = None
+        if isinstance(channel, LateChannel):
+            flight: MpiFlight = LateFlight(self, channel, round)
+        else:
+            flight = MpiFlight(self, channel, round)
+        self.mark(flight, x)
+        self._open.append(flight)
+        return flight
+
+    def all_reduce(self, x: torch.Tensor, round: int) -> MpiReduction:
+        self._check_open()
+        ring = next((r for r in self._rings if not r.busy and r.fits(x)), None)
+        if ring is None:
+            ring = Ring(self, x, len(self._rings))
+            self._rings.append(ring)
+        reduction = MpiReduction(self, ring, x, round)
+        self._open.append(reduction)
+        return reduction
+
+    def snapshot_mean(self, x: torch.Tensor, round: int) -> MpiReduction:
+        reduction = self.all_reduce(x, round)
+        reduction.kind = reduction.track = "evaluate"
+        reduction.lane += 1  # lane 0 is the measuring
+        return reduction
+
+    def computed(self) -> None:
+        self.forget()  # the training loop may have changed x since
+        self.poll()
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> MpiPending:
+        self._check_open()
+        pending = MpiPending(self, values, MPI.SUM if op == "sum" else MPI.MAX)
+        self._numbers = [p for p in self._numbers if not p.done()] + [pending]
+        return pending
+
+    def together(self) -> float:
+        """Blocking: all ranks leave at about the same time, which is returned."""
+        self.everywhere(0.0).result()
+        return time.perf_counter()
+
+    def gather_text(self, text: str) -> list[str]:
+        return gather_text(self.comm, text, self.timeout_s)
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
+        """Blocking, in place; for the start of a run."""
+        host = tensor.detach().to("cpu").contiguous()
+        for piece in pieces(host.view(-1), self.largest_message_bytes):
+            complete(self.comm.Ibcast(as_bytes(piece), root), self.timeout_s, f"rank {root}")
+        if host.data_ptr() != tensor.data_ptr():
+            with torch.no_grad():
+                tensor.copy_(host)
+
+    def drain(self) -> None:
+        for flight in list(self._open):
+            flight.wait()
+            flight._end()
+        for channel in self._channels:
+            if isinstance(channel, LateChannel):
+                channel.drain()
+        for pending in self._numbers:
+            pending.result()
+        self._numbers = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Snapshots that a mix has written are of no use: x is no longer what it was."""
+        for channel in self._channels:
+            channel.fresh = None
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.drain()
+        self.closed = True
+        _not_closed.discard(self)
+        if self.staging is not None:
+            self.staging.stop()
+        self.stop_engines()
+        for channel in self._channels:
+            channel.free()
+        for ring in self._rings:
+            ring.free()
+        if not self.shrunk:
+            self.comm.Free()
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UserError("the agent has finished and sends no more: take mean() before finish()")
+
+    def make_engine(self) -> Engine:
+        if self.native:
+            return NativeEngine(functions(), sizes(), self.progress == "thread")
+        return PythonEngine(self.progress == "thread")
+
+    def stop_engines(self) -> None:
+        self.engine.stop()
+        if self.late is not None:
+            self.late_engine.stop()
+
+    def poll(self) -> None:
+        """Move messages from the training thread, about once a millisecond at most."""
+        if self.progress == "poll":
+            now = time.perf_counter()
+            if now >= self._next_poll_s and self._may_call():
+                self.engine.poll()
+                if self.late is not None:
+                    self.late_engine.poll()
+                self._next_poll_s = time.perf_counter() + PERIOD_S
+
+    def _may_call(self) -> bool:
+        """A device's backward pass calls from autograd's thread, which not every MPI allows."""
+        return MPI.Query_thread() >= MPI.THREAD_SERIALIZED or MPI.Is_thread_main()
+
+    def await_job(self, job: Job, waits_for: WaitsFor) -> None:
+        """Return when the job is done; the thread stands on an event, never inside MPI."""
+        self.await_done(lambda seconds: self.engine.wait(job, seconds), waits_for)
+        if job.error:
+            raise MPI.Exception(job.error)
+
+    def await_done(self, done: Callable[[float], bool], waits_for: WaitsFor) -> None:
+        start, status = time.perf_counter(), self.status
+        while not done(0.5):
+            waited = time.perf_counter() - start
+            over = self.timeout_s is not None and waited > self.timeout_s
+            status.waits(waits_for(over), waited)
+            if over:
+                raise NeighbourTimeout(
+                    f"{self.named([self.rank])} has waited {waited:.0f} s for {status.waits_for}",
+                    self.board.everybody() if self.board is not None else "",
+                )
+        status.waits_for = ""
+
+    def named(self, ranks: Sequence[int]) -> str:
+        return named(ranks, self.hosts)
+
+    def _channel(self, x: torch.Tensor) -> Channel:
+        free = [c for c in self._channels if not c.busy and c.fits(x)]
+        # The one whose snapshot the last mix has written already; the same choice on every rank.
+        channel = next((c for c in free if c.holds(x)), free[0] if free else None)
+        if channel is None:
+            kind = Channel if self.late is None else LateChannel
+            channel = kind(self, x, tag=len(self._channels))
+            self._channels.append(channel)
+        return channel
+
+    def staging_for(self, device: torch.device) -> Staging | None:
+        """None where MPI reads the tensors themselves and nothing has to be waited for.
+
+        On the CPU the other two run when asked for: the way of a device, without one.
+        """
+        mode = self._staging_mode
+        if device.type == "cpu" and mode == "auto":
+            return None
+        if self.staging is None:
+            if mode == "auto":
+                mode = "direct" if cuda_aware(self.comm, device) else "host"
+            self.staging = Staging(device, copies=mode == "host")
+        return self.staging
+
+
+_not_closed: set[MpiTransport] = set()
+"""MPI still reads and writes their buffers: they outlive an Agent that was dropped unfinished."""
+
+
+@atexit.register
+def _leave_to_finalize() -> None:
+    """MPI_Finalize moves what is open: no thread may call MPI beside it, no buffer may be gone."""
+    for transport in _not_closed:
+        transport.stop_engines()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
+
+
+def choose_progress(progress: Progress) -> Progress:
+    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    if progress == "auto":
+        return "thread" if threads else "poll"
+    if progress == "thread" and not threads:
+        raise UserError(
+            "progress=thread needs MPI_THREAD_MULTIPLE, which this MPI did not grant: use poll"
+        )
+    return progress
+
+
+def world() -> MPI.Comm:
+    return MPI.COMM_WORLD
