@@ -22,7 +22,7 @@ from ..transport.base import (
     Reduction,
     Transport,
     ring_chunks,
-    sum_type,
+    ring_mean,
 )
 from ..transport.late import Bools, Edges, Ints, Late, decide
 from .clock import Clock, Times
@@ -272,15 +272,10 @@ class StackedReduction(_InFlight, Reduction):
         return True
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
-        """Chunk k is summed from agent k on, around the ring, as the ring all-reduce does it."""
         self.wait()
         n, d = self._Y.shape
         sizes = torch.tensor([b - a for a, b in ring_chunks(d, n)])
         first = torch.arange(n).repeat_interleave(sizes).unsqueeze(0)  # which agent starts column k
-        Y = self._Y.to(sum_type(self._Y.dtype))
-        total = Y.gather(0, first)
-        for step in range(1, n):
-            total += Y.gather(0, (first + step) % n)
-        out.copy_(total.div_(n).expand(n, d))
+        out.copy_(ring_mean(lambda step: self._Y.gather(0, (first + step) % n), n).expand(n, d))
         self._end()
         return out

@@ -10,6 +10,7 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -173,6 +174,18 @@ def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:
     for k in range(n):
         bounds.append(min(d, bounds[-1] + LINE * (small + (k < longer))))
     return list(itertools.pairwise(bounds))
+
+
+def ring_mean(nth: Callable[[int], torch.Tensor], n: int) -> torch.Tensor:
+    """(1/n) sum_i x_i in the type of a sum, added in the order of the ring all-reduce.
+
+    `nth(step)` holds of chunk k what agent k + step has: where the ring is after as many steps.
+    """
+    first = nth(0)
+    total = first.to(sum_type(first.dtype), copy=True)
+    for step in range(1, n):
+        total += nth(step)
+    return total.div_(n)
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
