@@ -231,7 +231,7 @@ def alone(
 
     Where the others can survive it, an unforeseen one ends this rank only.
     """
-    from .transport.mpi.requests import AFTER_RANK_0_S, end_job, end_rank
+    from .transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank
 
     try:
         yield

@@ -22,7 +22,7 @@ import torch
 
 from hpc_oldsgd import cli, train
 from hpc_oldsgd.cli import console
-from hpc_oldsgd.transport.mpi import requests
+from hpc_oldsgd.transport.mpi import collectives
 
 
 def freeze() -> None:
@@ -73,7 +73,7 @@ def run(what: str, rank: str, iteration: str, *args: str) -> None:
             WHAT[what.removesuffix("-at-end")]()
 
     if what.endswith("-at-end"):
-        requests.START_LEAST_S = 1.0
+        collectives.START_LEAST_S = 1.0
         console.Console.close = close  # type: ignore[method-assign]
     else:
         console.Console.step = step  # type: ignore[method-assign]

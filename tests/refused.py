@@ -139,7 +139,7 @@ def run(words: list[str], full: int | None, rank: int) -> int:
 
 def main() -> None:
     from hpc_oldsgd.transport.mpi import world
-    from hpc_oldsgd.transport.mpi.requests import gather_text
+    from hpc_oldsgd.transport.mpi.collectives import gather_text
 
     for name, kind in TASKS.items():
         tasks.register(name)(kind)

@@ -150,7 +150,7 @@ def _row(
     algorithm = algorithms.near_tau(name, 2)
     agent = Agent(model, optimizer, algorithm, options.topology, comm, sync=False)
     meter.reset()
-    agent.on_round.append(meter.look)
+    agent.observers.append(meter.look)
     extend(agent)
     batch = (torch.ones(1, 1),)
     while agent.r < options.rounds and not agent.finished:

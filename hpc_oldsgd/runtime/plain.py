@@ -8,6 +8,7 @@ from torch import Tensor
 from ..algorithms import Algorithm
 from ..transport.base import Transport
 from .runner import Runner
+from .unread_gradient import UNREAD
 
 
 class Plain(Runner):
@@ -27,11 +28,18 @@ class Plain(Runner):
         assert self.g is not None
         return self.advance(self.g)
 
+    def advance(self, g: Tensor) -> bool:
+        self.g = g
+        return super().advance(g)
+
     @property
     def alpha(self) -> float:
         return self._alpha
 
     def descend(self, g: Tensor) -> None:
+        if g is UNREAD:
+            assert self.g is not None
+            g = self.g
         # Agent by agent, as torch.optim.SGD does it: in one pass over (n, d) torch would fuse the
         # product into the sum for other elements, and the last bit would not be an Agent's.
         if self._last_g is None or self._last_g[0] is not g:

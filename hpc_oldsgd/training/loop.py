@@ -14,7 +14,7 @@ from ..checkpoints.store import folder_of
 from ..checkpoints.writer import Checkpoints
 from ..data import Shard, to_device
 from ..errors import Diverged
-from ..runtime.runner import Runner, reads_only
+from ..runtime.runner import Runner
 from ..runtime.sgd import Optimizer
 from ..runtime.votes import Control
 from ..simulation.slowdown import Drag
@@ -84,7 +84,7 @@ class Training:
         )
         self.set_tau(runner.algorithm.tau)
         runner.transport.measure_distance = True
-        runner.on_round.append(self._boundary)
+        runner.observers.append(self._boundary)
         self._first_loss = math.nan
         self._resumed_at = -1
         self._start_saved = False
@@ -158,7 +158,6 @@ class Training:
 
     # -- round boundaries ----------------------------------------------------------------------
 
-    @reads_only
     def _boundary(self, runner: Runner) -> None:
         status = runner.transport.status
         status.round = runner.r

@@ -26,21 +26,13 @@ from ..progress import PERIOD_S, Engine, Job, NativeEngine, PythonEngine
 from ..staging import Staging
 from ..trace import Trace
 from .all_reduce import MpiPending, MpiReduction, Ring
+from .collectives import broadcast, gather_text
 from .cuda_probe import cuda_aware
-from .exchange import Channel, InFlight, MpiFlight  # the other files that say MPI
-from .late_exchange import LateChannel, LateFlight
-from .requests import (
-    Startup,
-    abort_on_error,
-    as_bytes,
-    complete,
-    end_job,
-    functions,
-    gather_text,
-    pieces,
-    sizes,
-    vendor,
-)
+from .exchange import Channel, MpiFlight, WaitingChannel
+from .in_flight import InFlight
+from .job import Startup, abort_on_error, end_job, vendor, world
+from .late_exchange import LateChannel
+from .requests import functions, sizes
 
 Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
@@ -121,15 +113,7 @@ class MpiTransport(Transport):
 
     def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
         self._check_open()
-        channel = self._channel(x)
-        if not channel.holds(x):
-            channel.next_y().copy_(x)
-        channel.fresh = None
-        if isinstance(channel, LateChannel):
-            flight: MpiFlight = LateFlight(self, channel, round)
-        else:
-            flight = MpiFlight(self, channel, round)
-        self.mark(flight, x)
+        flight = self._channel(x).exchange(x, round)
         self._open.append(flight)
         return flight
 
@@ -150,7 +134,6 @@ class MpiTransport(Transport):
         return reduction
 
     def computed(self) -> None:
-        self.forget()  # the training loop may have changed x since
         self.poll()
 
     def now(self) -> float:
@@ -162,7 +145,7 @@ class MpiTransport(Transport):
         self._numbers = [p for p in self._numbers if not p.done()] + [pending]
         return pending
 
-    def together(self) -> float:
+    def barrier(self) -> float:
         """Blocking: all ranks leave at about the same time, which is returned."""
         self.everywhere(0.0).result()
         return time.perf_counter()
@@ -172,29 +155,17 @@ class MpiTransport(Transport):
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Blocking, in place; for the start of a run."""
-        host = tensor.detach().to("cpu").contiguous()
-        for piece in pieces(host.view(-1), self.largest_message_bytes):
-            complete(self.comm.Ibcast(as_bytes(piece), root), self.timeout_s, f"rank {root}")
-        if host.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
-                tensor.copy_(host)
+        broadcast(self.comm, tensor, root, self.largest_message_bytes, self.timeout_s)
 
     def drain(self) -> None:
         for flight in list(self._open):
             flight.wait()
-            flight._end()
+            flight.end()
         for channel in self._channels:
-            if isinstance(channel, LateChannel):
-                channel.drain()
+            channel.drain()
         for pending in self._numbers:
             pending.result()
         self._numbers = []
-        self.forget()
-
-    def forget(self) -> None:
-        """Snapshots that a mix has written are of no use: x is no longer what it was."""
-        for channel in self._channels:
-            channel.fresh = None
 
     def close(self) -> None:
         if self.closed:
@@ -266,10 +237,11 @@ class MpiTransport(Transport):
 
     def _channel(self, x: torch.Tensor) -> Channel:
         free = [c for c in self._channels if not c.busy and c.fits(x)]
-        # The one whose snapshot the last mix has written already; the same choice on every rank.
-        channel = next((c for c in free if c.holds(x)), free[0] if free else None)
+        # The one into which the last mix has written a snapshot of x, be it current or not: so
+        # every rank makes the same choice.
+        channel = next((c for c in free if c.has_written(x)), free[0] if free else None)
         if channel is None:
-            kind = Channel if self.late is None else LateChannel
+            kind = WaitingChannel if self.late is None else LateChannel
             channel = kind(self, x, tag=len(self._channels))
             self._channels.append(channel)
         return channel
@@ -310,7 +282,3 @@ def choose_progress(progress: Progress) -> Progress:
             "progress=thread needs MPI_THREAD_MULTIPLE, which this MPI did not grant: use poll"
         )
     return progress
-
-
-def world() -> MPI.Comm:
-    return MPI.COMM_WORLD

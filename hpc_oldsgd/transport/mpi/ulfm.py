@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from ...errors import UserError
-from .requests import complete, gather_text, limit, vendor
+from .collectives import complete, gather_text
+from .job import limit, vendor
 
 if TYPE_CHECKING:
     from ...topology import Topology
     from . import MpiTransport
     from .all_reduce import MpiPending
-    from .exchange import InFlight
+    from .in_flight import InFlight
 
 SETTLE_S = 10.0  # until MPI has let go of the buffers of a revoked communicator
 survivors: list[tuple[MPI.Comm, float | None]] = []
