@@ -30,7 +30,12 @@ Hook = Callable[["Runner"], None]
 
 
 class Runner(ABC):
-    """One algorithm on one transport."""
+    """One algorithm on one transport.
+
+    `step` collects the gradient and calls `advance`, which resumes the schedule. The schedule calls
+    `descend`, `exchange` and, through `rounds`, the hooks. A kind of runner fills in alpha, descend
+    and step, and version if weights can change without x's version counter.
+    """
 
     def __init__(
         self,
@@ -90,12 +95,6 @@ class Runner(ABC):
     def zeros(self) -> Tensor:
         return torch.zeros_like(self.x)
 
-    # -- what a kind of runner adds to it ------------------------------------------------------
-
-    def version(self) -> int:
-        """Grows with every change of the weights that torch counts."""
-        return self.x._version
-
     # -- what a training loop calls ------------------------------------------------------------
 
     def start(self) -> None:
@@ -110,6 +109,10 @@ class Runner(ABC):
     @abstractmethod
     def step(self) -> bool:
         """After the backward pass: hand the gradient over. False once the run has stopped."""
+
+    def version(self) -> int:
+        """Grows with every change of the weights that torch counts."""
+        return self.x._version
 
     def advance(self, g: Tensor) -> bool:
         """Hand the schedule a gradient at x. False once the run has stopped."""
@@ -162,11 +165,11 @@ class Runner(ABC):
         return self.r + 1, self._t_boundary + self.algorithm.tau
 
     def stand_at(self, r: int) -> None:
-        """The x of now is that of boundary r."""
+        """x as it is now counts as the x of boundary r."""
         self.r, self._t_boundary = r, self.t
 
     def begin_anew(self) -> None:
-        """From x as it is, as if this round were the first: the algorithm's state begins anew."""
+        """Start again from x as it is now, with the algorithm's state as at the first round."""
         self.finished, self._stop = False, False
         self.algorithm.load_state_dict({}, like=self.x)
         self.start()
@@ -197,7 +200,7 @@ class Runner(ABC):
         self.start()
 
     def restart(self) -> None:
-        """Begin this round anew, for instance with another tau. Collective, at a boundary."""
+        """Start this round again, for instance with another tau. Collective, at a boundary."""
         self._drop()
         if not self.t:
             self.algorithm.load_state_dict({}, like=self.x)
@@ -213,7 +216,7 @@ class Runner(ABC):
     @torch.no_grad()
     def _resume(self, g: Tensor | None) -> None:
         assert self._schedule is not None
-        increment_version(self.x)  # the training loop had control
+        increment_version(self.x)  # the training loop had control: it may have changed weights
         try:
             if g is None:
                 next(self._schedule)

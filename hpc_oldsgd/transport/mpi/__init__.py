@@ -40,7 +40,7 @@ AllReduce = Literal["ring", "mpi"]
 __all__ = ["MpiTransport", "Startup", "end_job", "world"]
 LARGEST_MESSAGE_BYTES = 1 << 30
 WaitsFor = Callable[[bool], str]
-"""Names who is late; True once the limit is over, and looking closely may cost something."""
+"""Names who is late. It is given True once the limit is over: then looking may take its time."""
 
 
 class MpiTransport(Transport):
@@ -85,7 +85,7 @@ class MpiTransport(Transport):
                 stacklevel=2,
             )
         self.board: Board | None = None
-        """Where a late rank left what it was doing; the owner of a run's folder sets it."""
+        """Shows what a late rank was doing; the owner of a run's folder sets it."""
         self.wire = wire
         self.timeout_s = timeout_s
         self.largest_message_bytes = largest_message_bytes
@@ -214,7 +214,7 @@ class MpiTransport(Transport):
         return MPI.Query_thread() >= MPI.THREAD_SERIALIZED or MPI.Is_thread_main()
 
     def await_job(self, job: Job, waits_for: WaitsFor) -> None:
-        """Return when the job is done; the thread stands on an event, never inside MPI."""
+        """Return when the job is done. The thread waits on an event, never inside MPI."""
         self.await_done(lambda seconds: self.engine.wait(job, seconds), waits_for)
         if job.error:
             raise MPI.Exception(job.error)
@@ -247,9 +247,9 @@ class MpiTransport(Transport):
         return channel
 
     def staging_for(self, device: torch.device) -> Staging | None:
-        """None where MPI reads the tensors themselves and nothing has to be waited for.
+        """None where MPI reads the tensors themselves.
 
-        On the CPU the other two run when asked for: the way of a device, without one.
+        On the CPU `direct` and `host` run when asked for, so that a device's code is tested there.
         """
         mode = self._staging_mode
         if device.type == "cpu" and mode == "auto":
@@ -262,12 +262,13 @@ class MpiTransport(Transport):
 
 
 _not_closed: set[MpiTransport] = set()
-"""MPI still reads and writes their buffers: they outlive an Agent that was dropped unfinished."""
+"""Kept alive if an Agent is dropped unfinished: MPI still reads and writes their buffers."""
 
 
 @atexit.register
-def _leave_to_finalize() -> None:
-    """MPI_Finalize moves what is open: no thread may call MPI beside it, no buffer may be gone."""
+def _stop_before_finalize() -> None:
+    """MPI_Finalize completes what is open: no other thread may call MPI then, and every buffer must
+    still be there."""
     for transport in _not_closed:
         transport.stop_engines()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))

@@ -42,8 +42,7 @@ class Ring:
         self.stages: list[Stage] = []
         left, right, tag = (t.rank - 1) % t.n, (t.rank + 1) % t.n, TAG_RING + number
         # MPI's own starts at once, on the caller's thread: not with data that is yet to be staged.
-        own = t.all_reduce_by == "mpi" and self.staging is None
-        if own:
+        if t.all_reduce_by == "mpi" and self.staging is None:
             return
         for step in range(2 * (t.n - 1)):
             adds = step < t.n - 1
@@ -85,12 +84,8 @@ class MpiReduction(InFlight, Reduction):
         ring.busy = True
         if ring.staging is None:
             ring.total.copy_(x)
-            self._job = StagedJob(transport, ring.started(), None)
-        else:
-            snapshot = x.detach().clone()
-            self._job = StagedJob(
-                transport, ring.started(), ring.staging, out=[(ring.total, snapshot)]
-            )
+        out = [(ring.total, x.detach().clone())] if ring.staging else []
+        self._job = StagedJob(transport, ring.started(), ring.staging, out)
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
         self.wait()

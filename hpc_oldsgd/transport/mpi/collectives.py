@@ -13,7 +13,7 @@ from ...errors import NeighbourTimeout
 from .requests import as_bytes, pieces
 
 START_LEAST_S = 30.0  # importing and loading take longer than a round
-GATHER_GRACE_S = 20.0  # rank 0 knows who is missing: the others leave it the time to say so
+GATHER_GRACE_S = 20.0  # the others wait longer than rank 0, so that it can name who is missing
 POLL_S = 2e-4
 TAG_CLOCK = 29_999
 TAG_TEXT = 29_998
@@ -22,7 +22,7 @@ TAG_TEXT = 29_998
 def gather_text(comm: MPI.Comm, text: str, timeout_s: float | None = None) -> list[str]:
     """Every rank's text, on every rank; plain bytes, nothing is unpickled from a peer.
 
-    By way of rank 0, which so knows who is missing; the others leave it the time to say so.
+    It goes through rank 0, which thereby knows who is missing and can name them.
     """
     counts = np.zeros(comm.size, dtype=np.int64)
     texts = [text.encode()]
@@ -53,7 +53,7 @@ def _receive_texts(comm: MPI.Comm, timeout_s: float | None) -> list[bytes]:
 
 
 def complete(request: MPI.Request, timeout_s: float | None, whom: str) -> None:
-    """Wait for it, at most so long; for the steps before and after the training."""
+    """Wait for a request, with a time limit; for the steps before and after the training."""
     start = time.perf_counter()
     while not request.Test():
         _check_limit(start, timeout_s, whom)
@@ -104,7 +104,7 @@ def clock_offset(comm: MPI.Comm, tries: int = 16, timeout_s: float | None = None
 
 
 def _receive_clock(comm: MPI.Comm, clock: Any, source: int, timeout_s: float | None) -> None:
-    """Without a sleep, which would be measured."""
+    """Without a sleep: it would be part of the measured time."""
     request, start = comm.Irecv(clock, source, TAG_CLOCK), time.perf_counter()
     while not request.Test():
         if time.perf_counter() - start > START_LEAST_S:

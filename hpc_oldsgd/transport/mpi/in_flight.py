@@ -127,16 +127,12 @@ class InFlight(ABC):
         self.free()
 
     def _record(self, start: float, completed: float) -> None:
-        end, trace = time.perf_counter(), self.transport.trace
-        to_measure = self.kind != "evaluate"
-        if to_measure:
-            exposed = end - start
-            self.transport.records.append(
-                FlightRecord(self.kind, self.round, self.posted, completed, exposed, self.left_out)
-            )
+        end, trace, r = time.perf_counter(), self.transport.trace, self.round
         if trace is not None:
-            trace.span(
-                self.track, self.kind, self.posted, completed, round=self.round, lane=self.lane
-            )
-            if to_measure:
-                trace.span("wait", self.kind, start, end, round=self.round)
+            trace.span(self.track, self.kind, self.posted, completed, round=r, lane=self.lane)
+        if self.kind == "evaluate":
+            return
+        record = FlightRecord(self.kind, r, self.posted, completed, end - start, self.left_out)
+        self.transport.records.append(record)
+        if trace is not None:
+            trace.span("wait", self.kind, start, end, round=r)

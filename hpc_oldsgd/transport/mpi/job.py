@@ -69,7 +69,7 @@ class Startup:
 
 
 def abort_on_error(comm: MPI.Comm) -> None:
-    """An exception nobody catches on one rank ends the job, instead of hanging the others."""
+    """An exception that nobody catches on one rank ends the job; else the others would hang."""
     if comm.size == 1 or getattr(sys.excepthook, "aborts", False):
         return
 
@@ -88,14 +88,14 @@ def abort_on_error(comm: MPI.Comm) -> None:
 
 
 def end_job(comm: MPI.Comm, message: str, code: int) -> None:
-    """Say why, then end every rank. Does not return."""
-    _last_words(message)
+    """Print why, then end every rank. Does not return."""
+    _print_last(message)
     comm.Abort(code)
 
 
 @contextlib.contextmanager
 def limit(timeout_s: float | None, to_do: str) -> Iterator[None]:
-    """For calls that have no limit of their own: a rank that never comes to them ends the job."""
+    """For calls without a time limit of their own: ends the job if a rank never joins them."""
     if timeout_s is None:
         yield
         return
@@ -110,12 +110,12 @@ def limit(timeout_s: float | None, to_do: str) -> Iterator[None]:
 
 
 def end_rank(message: str) -> None:
-    """Say why, then die as a killed process does: to exit in order, MPI would wait for others."""
-    _last_words(message)
+    """Print why, then kill this process: a normal exit would wait in MPI for the others."""
+    _print_last(message)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _last_words(message: str) -> None:
+def _print_last(message: str) -> None:
     sys.stdout.flush()
     sys.stderr.write(message)  # in one piece, not mixed with other ranks' lines
     sys.stderr.flush()
