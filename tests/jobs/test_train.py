@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd import algorithms, cli, export, simulate, tasks
+from hpc_oldsgd import algorithms, export, simulate
 from hpc_oldsgd.checkpoints.store import newest_first
+from hpc_oldsgd.runs import spec
 from hpc_oldsgd.training.options import SimulateOptions
 
 Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -26,10 +27,8 @@ pytestmark = pytest.mark.skipif("PMI_RANK" in os.environ, reason="starts jobs of
 
 
 def simulated(words: list[str], out: Path) -> Path:
-    known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
     argv = [*words, "--agents", "3", "--out", str(out)]
-    config, chosen = cli.parse_staged(SimulateOptions, known, argv)
-    return simulate.run(config, chosen["algorithm"], chosen["task"])
+    return simulate.run(spec.parse(SimulateOptions, "simulate", argv))
 
 
 def seconds_since(out: Path) -> float:

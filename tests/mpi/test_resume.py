@@ -10,9 +10,11 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from hpc_oldsgd import algorithms, cli, export, simulate, tasks, train
+from hpc_oldsgd import algorithms, export, simulate, train
 from hpc_oldsgd.checkpoints.store import newest_first
 from hpc_oldsgd.errors import Stopped, UserError
+from hpc_oldsgd.runs import spec
+from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 from hpc_oldsgd.training.signals import Inbox
 from support.simulated_runs import same
@@ -34,14 +36,12 @@ class AskOnce(Inbox):
         return {"stop"} if self.left == 0 else set()
 
 
-def parse(kind: type, words: str, out: Path) -> tuple[Any, Any, Any]:
-    known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
-    config, chosen = cli.parse_staged(kind, known, [*words.split(), "--out", str(out)])
-    return config, chosen["algorithm"], chosen["task"]
+def parse(kind: type, words: str, out: Path) -> Spec[Any]:
+    return spec.parse(kind, "test", [*words.split(), "--out", str(out)])
 
 
 def trained(words: str, out: Path, signals: Inbox | None = None) -> None:
-    train.run(*parse(TrainOptions, f"--threads 1 {words}", out), signals)
+    train.run(parse(TrainOptions, f"--threads 1 {words}", out), signals)
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:
@@ -110,7 +110,7 @@ def test_train_is_simulate_bit_for_bit(comm: MPI.Comm, shared_path: Path) -> Non
     comm.Barrier()
     if comm.rank == 0:
         simulate.run(
-            *parse(SimulateOptions, f"{words} --agents {comm.size}", shared_path / "stacked")
+            parse(SimulateOptions, f"{words} --agents {comm.size}", shared_path / "stacked")
         )
     comm.Barrier()
     mine = export.newest(shared_path / "mpi", print).read(comm.rank)

@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hpc_oldsgd import algorithms, cli, export, simulate, tasks
+from hpc_oldsgd import export, simulate
 from hpc_oldsgd.cli.console import Console
+from hpc_oldsgd.runs import spec
+from hpc_oldsgd.runs.backend import Stacked
+from hpc_oldsgd.runs.session import Session
+from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.training.options import SimulateOptions
 from support import fast_disk
 
@@ -23,15 +27,17 @@ class Cut(Exception):
     """What a crash is to a run in this process."""
 
 
-def parse(words: str, out: Path) -> tuple[Any, Any, Any]:
-    known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
-    argv = [*words.split(), "--out", str(out)]
-    config, chosen = cli.parse_staged(SimulateOptions, known, argv)
-    return config, chosen["algorithm"], chosen["task"]
+def parse(words: str, out: Path) -> Spec[SimulateOptions]:
+    return spec.parse(SimulateOptions, "simulate", [*words.split(), "--out", str(out)])
 
 
 def simulated(words: str, out: Path) -> Path:
-    return simulate.run(*parse(words, out))
+    return simulate.run(parse(words, out))
+
+
+def in_memory(asked: Spec[SimulateOptions], **hooks: Any) -> Session:
+    """The same run without a folder, ready to go."""
+    return Session(asked, Stacked(asked.options), in_folder=False, **hooks)
 
 
 def crash(words: str, out: Path, monkeypatch: pytest.MonkeyPatch, after: int = 20) -> None:

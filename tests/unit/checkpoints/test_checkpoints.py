@@ -143,8 +143,7 @@ def test_another_run_is_refused_by_name(tmp_path: Path) -> None:
 def test_average_starts_other_agents_from_the_mean(tmp_path: Path) -> None:
     simulated(SHORT, tmp_path / "run")
     words = SHORT.replace("--agents 3", "--agents 5 --resume-average")
-    config, algorithm, task = parse(f"{words} --resume {tmp_path}/run", tmp_path / "new")
-    simulate.run(config, algorithm, task)
+    simulated(f"{words} --resume {tmp_path}/run", tmp_path / "new")
     first = rows_of(tmp_path / "new")[0]
     assert first["round"] == 3 and len(first["agent_loss"]) == 5
     assert first["batch_loss"] < rows_of(tmp_path / "run")[-1]["batch_loss"] + 0.05
@@ -215,7 +214,7 @@ def test_a_signal_stops_at_a_boundary(
     monkeypatch.setattr(Console, "step", interrupt)
     try:
         with pytest.raises(Stopped, match=r"after iteration 24 of 40.*round-00000012") as stopped:
-            simulate.run(*parse(SHORT, tmp_path / "run"), inbox)
+            simulate.run(parse(SHORT, tmp_path / "run"), inbox)
     finally:
         for s, handler in before.items():
             signal.signal(s, handler)
@@ -230,7 +229,7 @@ def test_a_signal_may_only_ask_for_a_checkpoint(tmp_path: Path) -> None:
     asked = Inbox("continue")
     asked._handle(signal.SIGUSR1, None)
     words = SHORT.replace("--checkpoint-every 2", "--keep 5")
-    simulate.run(*parse(words, tmp_path / "run"), asked)
+    simulate.run(parse(words, tmp_path / "run"), asked)
     end, asked_for, start = (store.find(p).r for p in store.newest_first(tmp_path / "run"))
     # Asked for before the first vote, counted at the second, taken once the start's is written.
     assert start == 0 and 2 <= asked_for < end == 20

@@ -15,6 +15,7 @@ from hpc_oldsgd import algorithms, cli, export, simulate, tasks
 from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.cli.console import Console
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 from support.bad_input import TASKS, TOPOLOGIES, contents
 
@@ -26,7 +27,7 @@ def run(*words: str | Path) -> Path:
     known = {"algorithm": algorithms.registry(), "task": {**tasks.registry(), **TASKS}}
     with cli.guard("simulate"):
         config, chosen = cli.parse_staged(SimulateOptions, known, [*SHORT, *map(str, words)])
-        return simulate.run(config, chosen["algorithm"], chosen["task"])
+        return simulate.run(Spec(config, chosen["algorithm"], chosen["task"]))
     raise AssertionError("guard exits")
 
 

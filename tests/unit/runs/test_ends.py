@@ -18,7 +18,7 @@ from hpc_oldsgd.errors import Diverged, Stopped
 from hpc_oldsgd.tasks.digits import Logistic
 from hpc_oldsgd.training.loop import Training
 from hpc_oldsgd.training.signals import Inbox
-from support.simulated_runs import SHORT, last, parse, rows_of, same, simulated
+from support.simulated_runs import SHORT, in_memory, last, parse, rows_of, same, simulated
 
 
 def test_the_last_checkpoint_is_there_before_the_closing_test(
@@ -118,8 +118,7 @@ def test_a_target_met_while_a_checkpoint_is_taken(
 
     monkeypatch.setattr(Training, "_boundary", ask)
     words = "--task logistic --iterations 400 --tau 2 --agents 3 --eval-every 3 --target 0.0001"
-    config, algorithm, task = parse(words, tmp_path / "run")
-    simulate.run(config, algorithm, task, asked)
+    simulate.run(parse(words, tmp_path / "run"), asked)
     rows = rows_of(tmp_path / "run")
     assert [row["round"] for row in rows] == [3, 4]
     assert store.newest_first(tmp_path / "run")[0].name == "round-00000004"
@@ -132,7 +131,7 @@ def test_a_stop_in_the_round_that_diverges_saves_nothing(tmp_path: Path) -> None
     asked.take = lambda: {"stop"}  # type: ignore[method-assign]
     words = "--task logistic --agents 2 --tau 2 --iterations 40 --alpha 1e20"
     with pytest.raises((Diverged, Stopped)) as ended:
-        simulate.run(*parse(words, tmp_path / "run"), asked)
+        simulate.run(parse(words, tmp_path / "run"), asked)
     assert ended.type is Diverged
     found = store.find(store.newest_first(tmp_path / "run")[0])
     assert found.r == 0 and bool(torch.isfinite(found.read(0)["runner"]["x"]).all())
@@ -140,8 +139,8 @@ def test_a_stop_in_the_round_that_diverges_saves_nothing(tmp_path: Path) -> None
 
 def test_models_begin_where_the_start_says(tmp_path: Path) -> None:
     """The start's x is the initial model of every agent."""
-    config, algorithm, task = parse(f"{SHORT} --keep 99", tmp_path / "run")
-    simulate.run(config, algorithm, task)
+    asked = parse(f"{SHORT} --keep 99", tmp_path / "run")
+    simulate.run(asked)
     x = store.find(store.folder_of(tmp_path / "run", 0)).read(0)["runner"]["x"]
-    simulation = simulate.Simulation(config, algorithm, task)
-    assert isinstance(simulation.swarm.models[0], nn.Module) and torch.equal(x, simulation.swarm.x)
+    session = in_memory(asked)
+    assert isinstance(session.models[0], nn.Module) and torch.equal(x, session.runner.x)

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd import algorithms, cli, simulate, tasks
+from hpc_oldsgd import simulate
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import spec
 from hpc_oldsgd.training import options as run_options
 
 SHORT = ["--task", "logistic", "--tau", "2", "--agents", "2", "--eval-every", "2", "--tensorboard"]
 
 
 def run(out: Path, *words: str) -> None:
-    known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
     argv = [*SHORT, "--out", str(out), *words]
-    options, chosen = cli.parse_staged(run_options.SimulateOptions, known, argv)
-    simulate.run(options, chosen["algorithm"], chosen["task"])
+    simulate.run(spec.parse(run_options.SimulateOptions, "simulate", argv))
 
 
 def test_event_files_hold_the_rows(tmp_path: Path) -> None:
