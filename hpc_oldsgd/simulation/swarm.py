@@ -46,6 +46,7 @@ class Swarm(Runner):
             check_form(algorithm, optimizers[i], flats[i])
         super().__init__(X, algorithm, transport, tail=running_statistics(flats))
         self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
+        self.flat = flats[0]  # all are laid out alike
         self._g = UNREAD if G is None else G
 
     @property

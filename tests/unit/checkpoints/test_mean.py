@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from problems import rows
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.checkpoints import shard_file
 from hpc_oldsgd.checkpoints.mean import mean_state_dict
 from hpc_oldsgd.checkpoints.store import Checkpoint, shard_name
 from hpc_oldsgd.simulation.stacked import StackedTransport
+from support.small_problems import rows
 
 
 def mean(X: torch.Tensor, folder: Path, kind: str) -> torch.Tensor:

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import quadratic, rows
 from torch import nn
-from unread import READS, OwnDirection, Reads
 
 from hpc_oldsgd import topology
 from hpc_oldsgd.algorithms import OLDSGD, Algorithm
@@ -17,6 +15,8 @@ from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.simulation.swarm import Swarm
 from hpc_oldsgd.simulation.trajectory import trajectory
+from support.small_problems import quadratic, rows
+from support.unread_gradient import READS, OwnDirection, Reads
 
 N, D, ALPHA = 3, 4, 0.1
 
