@@ -26,7 +26,7 @@ from ..algorithms import Algorithm
 from ..errors import UserError
 from ..runtime.runner import Runner
 from ..runtime.wire import wire_type
-from ..simulation.slowdown import Drag, check_jitter, slowdowns
+from ..simulation.slowdown import Slowdown, check_jitter
 from ..transport.late import Late
 from .overlap_text import text
 
@@ -101,8 +101,7 @@ class Gradient:
     def __init__(self, options: Options, transport: MpiTransport) -> None:
         self.options = options
         n, rank = transport.n, transport.rank
-        self._slowdown = slowdowns(options.slow, n)[rank]
-        self._drag = Drag(options.slow, options.jitter, 0, n, rank)
+        self._pace = Slowdown(options.slow, options.jitter, 0, n, rank)
         self.jitters = False
         """Off while the gradient is measured alone."""
         self.wall_s = self.cpu_s = 0.0
@@ -115,7 +114,7 @@ class Gradient:
     def __call__(self, transport: MpiTransport) -> None:
         start, start_cpu = time.perf_counter(), time.thread_time()
         slices = self.options.polls if transport.progress == "poll" else 1
-        factor = self._drag.factor() if self.jitters else self._slowdown
+        factor = self._pace.next_factor() if self.jitters else self._pace.factor
         spins = round(self.spins * factor)
         for k in range(slices):
             if self.spins:

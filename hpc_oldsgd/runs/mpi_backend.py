@@ -18,7 +18,7 @@ from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
 from ..runtime.agent import Agent
 from ..runtime.sgd import Optimizer
-from ..simulation.slowdown import Drag, slowdowns
+from ..simulation.slowdown import Slowdown, slowdowns
 from ..simulation.swarm import Swarm
 from ..topology import Topology
 from ..training import tau_auto, tau_measure
@@ -105,11 +105,11 @@ class Mpi(Backend):
             trace=self.trace,
         )
 
-    def make_drag(self, runner: Agent | Swarm) -> Drag:
+    def make_slowdown(self, runner: Agent | Swarm) -> Slowdown:
         assert isinstance(runner, Agent)
         options, transport = self.options, runner.transport
         poll = transport.poll if transport.progress == "poll" else None
-        return Drag(options.slow, options.jitter, options.seed, self.n, runner.rank, poll)
+        return Slowdown(options.slow, options.jitter, options.seed, self.n, runner.rank, poll)
 
     def ready(self, session: Session) -> None:
         """Measures what --tau auto asks for. From here on a late rank is explained by its board."""
@@ -119,7 +119,7 @@ class Mpi(Backend):
             session.runner.transport.watch(session.plan.path)
         if options.auto_tau:
             bounds = tau_auto.Bounds.parse(options.auto_tau)
-            if session.plan.goes_on is None:
+            if session.plan.resumes is None:
                 self.say(tau_measure.calibrate(loop, bounds).reason)
             if options.retune:
                 tau_measure.Retuner(loop, bounds, options.retune)

@@ -62,8 +62,8 @@ def _gradient_seconds(training: Training) -> float:
     with torch.no_grad():
         for buffer, before in kept:
             buffer.copy_(before)
-    drag = training.drag  # it makes a gradient longer, never shorter
-    return median(took[1:]) * (1.0 if drag is None else max(1.0, drag.slowdown))
+    slowdown = training.slowdown  # it makes a gradient longer, never shorter
+    return median(took[1:]) * (1.0 if slowdown is None else max(1.0, slowdown.factor))
 
 
 def _message_seconds(runner: Runner, used: set[str]) -> tuple[float, float]:
