@@ -115,7 +115,8 @@ class Mpi(Backend):
         """Measures what --tau auto asks for. From here on a late rank is explained by its board."""
         options, loop = self.options, session.loop
         assert isinstance(session.runner, Agent)
-        session.runner.transport.watch(session.plan.path)
+        if session.in_folder:
+            session.runner.transport.watch(session.plan.path)
         if options.auto_tau:
             bounds = tau_auto.Bounds.parse(options.auto_tau)
             if session.plan.goes_on is None:
@@ -132,7 +133,7 @@ class Mpi(Backend):
         assert self.recovery is not None
         self.recovery.finish()
         self.recovery.transport.stop_watching()
-        if self.trace is not None:
+        if self.trace is not None and session.in_folder:
             self.trace.align(self.startup.clock_offset())
             problem = write_trace(self.trace, session.plan.path, self.gather)
             session.report.console.warn(problem)

@@ -61,7 +61,7 @@ class Session:
         `on_step` is called after every step, `on_end` when all flights have ended.
         """
         console = console or Console("", shown=False)
-        self.spec, self.backend, self._on_end = spec, backend, on_end
+        self.spec, self.backend, self.in_folder, self._on_end = spec, backend, in_folder, on_end
         parts = backend.check(lambda: Parts(spec, backend, in_folder))
         self.topology, self.models = parts.topology, parts.models
         self.plan = NOWHERE
@@ -75,7 +75,7 @@ class Session:
         optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
         algorithm = self._with_saved_tau(parts.algorithm)
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
-        history, folder = self._open_folder(in_folder)
+        history, folder = self._open_folder()
         with backend.alone():
             self.report = Report(console, folder)
             # An agent that may run ahead of its neighbours must not wait for their votes instead.
@@ -128,11 +128,11 @@ class Session:
             return algorithm
         return replace(algorithm, tau=found.manifest["tau"])
 
-    def _open_folder(self, in_folder: bool) -> tuple[list[dict[str, Any]], RunFolder | None]:
+    def _open_folder(self) -> tuple[list[dict[str, Any]], RunFolder | None]:
         """The rows that the run goes on from, and the folder, where this process writes it."""
 
         def open_it() -> tuple[list[dict[str, Any]], RunFolder | None]:
-            if not (in_folder and self.backend.first):
+            if not (self.in_folder and self.backend.first):
                 return [], None
             history = self.plan.prepare()
             return history, RunFolder(self.plan.path, self.spec.options.tensorboard, history)
