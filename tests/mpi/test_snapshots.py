@@ -18,10 +18,12 @@ from hpc_oldsgd.runtime.agent import Agent
 from hpc_oldsgd.runtime.runner import Runner, Schedule
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.simulation.swarm import Swarm
-from support.small_problems import cnn
+from hpc_oldsgd.transport.base import Transport
+from hpc_oldsgd.transport.mpi import MpiTransport
+from support.small_problems import cnn, rows
 from support.training_loops import Loop
 
-STEPS = 6
+STEPS, D = 6, 103
 
 
 @dataclass
@@ -34,20 +36,35 @@ class Changed(Algorithm):
 
     def schedule(self, agent: Runner) -> Schedule:
         for _ in agent.rounds():
-            late, flight = agent.exchange(agent.x), agent.exchange(agent.x)
+            first, last = agent.exchange(agent.x), agent.exchange(agent.x)
             g = yield
             if self.how != "descend":
                 agent.descend(g)
-            flight.mix_into(agent.x, snapshot=True)
+            if self.how != "mix again":
+                first.mix_into(agent.x)
+            last.mix_into(agent.x, snapshot=True)
             if self.how == "descend":
                 agent.descend(g)
             elif self.how == "in place":
                 agent.x.mul_(0.9)
-            elif self.how == "other mix":
-                late.mix_into(agent.x)
-            late.wait()
-            if self.how != "other mix":
-                late.mix(agent.zeros())
+            else:
+                first.mix_into(agent.x)
+
+
+@dataclass
+class SentLater(Algorithm):
+    """Mixes, keeps the snapshot, and sends it after another gradient, which it does not use."""
+
+    tau: int = 2
+    reads_gradient: ClassVar[bool] = False
+
+    def schedule(self, agent: Runner) -> Schedule:
+        for _ in agent.rounds():
+            flight = agent.exchange(agent.x)
+            g = yield
+            agent.descend(g)
+            flight.mix_into(agent.x, snapshot=True)
+            yield
 
 
 Change = Callable[[nn.Module, int], None]
@@ -89,7 +106,7 @@ def equals_the_simulator(
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("how", ["descend", "in place", "other mix"])
+@pytest.mark.parametrize("how", ["descend", "in place", "mix again"])
 def test_a_schedule_that_changes_x_after_the_mix(comm, how):
     equals_the_simulator(comm, Changed(how=how))
 
@@ -113,7 +130,7 @@ def shrink_on_one_rank(model: nn.Module, i: int) -> None:
 @pytest.mark.parametrize("change", [shrink, shrink_data, shrink_on_one_rank])
 @pytest.mark.parametrize("when", ["at_boundary", "between"])
 def test_weights_that_the_user_changes(comm, when, change):
-    for algorithm in (OLDSGD(tau=2), Changed(how="in place")):
+    for algorithm in (OLDSGD(tau=2), Changed(how="in place"), SentLater()):
         equals_the_simulator(comm, algorithm, **{when: change})
 
 
@@ -133,6 +150,33 @@ def test_a_round_begun_anew_and_a_state_that_is_loaded(comm):
             runner.load_state_dict(saved[id(runner)])
 
     equals_the_simulator(comm, OLDSGD(tau=1), act=act)
+
+
+@pytest.mark.ranks(2)
+def test_x_changed_on_one_rank_only_travels_by_the_same_channel(comm):
+    """Whether a snapshot is current may differ from rank to rank; the channel must not."""
+    graph = topology.from_name("ring", comm.size)
+    ours = changed_on_rank_zero(MpiTransport(comm, graph), rows(comm.size, D)[comm.rank], comm.rank)
+    theirs = changed_on_rank_zero(StackedTransport(graph), rows(comm.size, D), slice(None))
+    assert torch.equal(ours, theirs[comm.rank])
+
+
+def changed_on_rank_zero(
+    transport: Transport, x: torch.Tensor, agents: int | slice
+) -> torch.Tensor:
+    first, last = transport.exchange(x, 0), transport.exchange(x, 0)
+    first.mix_into(x)
+    last.mix_into(x, snapshot=True)
+    if agents == 0:
+        x.mul_(2.0)
+    elif isinstance(agents, slice):
+        x[0].mul_(2.0)
+    z = -x
+    of_x, of_z = transport.exchange(x, 1), transport.exchange(z, 1)
+    of_x.mix_into(x)
+    of_z.mix_into(z)
+    transport.close()
+    return x
 
 
 class Copies(TorchDispatchMode):
