@@ -4,8 +4,6 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "mix.h"
-
 namespace oldsgd {
 namespace {
 
@@ -31,18 +29,13 @@ double next_pause(double pause, bool waited_for, double period_s) {
 
 // dst += src is the mixing op with weights 1 and 1.
 void add(const Stage& s) {
-  const double ones[] = {1.0, 1.0};
-  const void* sources[] = {s.add_src};
-  const auto dtype = static_cast<Dtype>(s.add_dtype);
-  Mix m{};
-  m.form = Form::gradient;
-  m.model = m.wire = dtype;
+  Mix m;
+  m.model = m.wire = s.add_dtype;
   m.n = s.add_count;
   m.out = s.add_dst;
   m.y_self = s.add_dst;
-  m.neighbours = sources;
-  m.weights = ones;
-  m.degree = 1;
+  m.neighbours = {s.add_src};
+  m.weights = {1.0, 1.0};
   mix_cpu(m, 1);
 }
 

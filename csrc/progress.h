@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "mix.h"
+
 namespace oldsgd {
 
 // One step of a job: start the requests (receives first), test until all are done, dst += src.
@@ -26,7 +28,7 @@ struct Stage {
   void* add_dst = nullptr;
   const void* add_src = nullptr;
   int64_t add_count = 0;
-  int add_dtype = 0;
+  Dtype add_dtype = Dtype::f32;
 };
 
 struct Job {

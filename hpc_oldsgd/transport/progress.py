@@ -8,7 +8,6 @@ when the agent waits. Either way a job is a list of stages: start, test until do
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ops.checks import CODE
+from ..ops import native
 
 PERIOD_S = 1e-3  # 0.2 ms fights the gradient for the core, 5 ms leaves the network idle
 FIRST_SLEEP_S = 50e-6
@@ -189,22 +188,21 @@ class NativeEngine:
     """csrc/progress.cpp: no GIL, so that a model of many small ops is not held up."""
 
     def __init__(self, functions: dict[str, int], sizes: tuple[int, int], threaded: bool) -> None:
-        native = importlib.import_module("hpc_oldsgd._native")
         self.threaded = threaded
-        self._engine = native.Engine(
+        self._engine = native.extension.Engine(
             functions["MPI_Startall"], functions["MPI_Testall"], *sizes, PERIOD_S, threaded
         )
 
     def submit(self, stages: Sequence[Stage]) -> Job:
-        packed = []
+        steps = []
         for stage in stages:
-            address, receives, count = stage.requests.native
-            dst, src = stage.add if stage.add is not None else (None, None)
-            add = (0, 0, 0, 0)
-            if dst is not None and src is not None:
-                add = (dst.data_ptr(), src.data_ptr(), dst.numel(), CODE[dst.dtype])
-            packed.append((address, receives, count, stage.start, *add))
-        job: Job = self._engine.submit(packed)
+            step = native.extension.Stage(*stage.requests.native, stage.start)
+            if stage.add is not None:
+                dst, src = stage.add
+                dtype = native.DTYPES[dst.dtype]
+                step.then_add(dst.data_ptr(), src.data_ptr(), dst.numel(), dtype)
+            steps.append(step)
+        job: Job = self._engine.submit(steps)
         return job
 
     def wait(self, job: Job, timeout_s: float) -> bool:

@@ -69,7 +69,7 @@ def test_address_and_undefined_behaviour(tmp_path: Path) -> None:
     units += [[CSRC / "kernels.cpp", *ADDRESS, *AVX2]] if x86 else []
     others = [
         CSRC / "mix_cpu.cpp",
-        CSRC / "pool.cpp",
+        CSRC / "parallel.cpp",
         CSRC / "progress.cpp",
         HERE / "sanitized.cpp",
     ]
@@ -78,7 +78,7 @@ def test_address_and_undefined_behaviour(tmp_path: Path) -> None:
 
 
 def test_threads(tmp_path: Path) -> None:
-    sources = [CSRC / f"{name}.cpp" for name in ("kernels", "mix_cpu", "pool", "progress")]
+    sources = [CSRC / f"{name}.cpp" for name in ("kernels", "mix_cpu", "parallel", "progress")]
     units: list[list[str | Path]] = [
         [s, "-fsanitize=thread"] for s in (*sources, HERE / "sanitized.cpp")
     ]
