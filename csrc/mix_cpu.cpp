@@ -107,24 +107,15 @@ const char* isa_in_use() { return isa().name; }
 void mix_cpu(const Mix& m, int threads) {
   const Kernel kernel = kernel_for(m.form, m.model, m.wire, m.distance != nullptr);
   const Weights weights(m.model, m.weights.data() + 1, m.degree());
-  Work job{};
-  job.out = m.out;
-  job.y_self = m.y_self;
-  job.neighbours = m.neighbours.data();
-  job.weights = weights.at(0);
-  job.degree = m.degree();
-  job.w_self = m.weights[0];
-  job.alpha = m.alpha;
-  job.acc = m.acc;
-  job.y_next = m.y_next;
-  job.zero_acc = m.zero_acc;
+  const auto& near = m.neighbours;
+  Work job{m.out,   m.y_self, near.data(), weights.at(0), m.degree(), m.weights[0],
+           m.alpha, m.acc,    m.y_next,    m.zero_acc,    false,      false};
 
   // A store past the cache saves reading the line first. Where the line is read anyway it saves
   // nothing, so an output that is also an input is stored as usual.
   const bool big = m.n * size_of(m.model) > cache_bytes();
   const auto is_input = [&](const void* p) {
-    return p == m.y_self || p == m.acc ||
-           std::find(m.neighbours.begin(), m.neighbours.end(), p) != m.neighbours.end();
+    return p == m.y_self || p == m.acc || std::find(near.begin(), near.end(), p) != near.end();
   };
   job.stream_out = big && m.form == Form::gradient && aligned(m.out) && !is_input(m.out);
   job.stream_next = big && m.y_next && aligned(m.y_next) && !is_input(m.y_next);
@@ -162,7 +153,7 @@ void mix_rows_cpu(const MixRows& m, int threads) {
       job.y_self = y + row * y_row;
       job.neighbours = neighbours.data();
       job.weights = weights.at(m.indptr[row]);
-      job.degree = static_cast<int64_t>(neighbours.size());
+      job.degree = m.indptr[row + 1] - m.indptr[row];
       job.w_self = m.self_weights ? m.self_weights[row] : 0.0;
       job.alpha = m.alpha;
       job.acc = acc;

@@ -4,26 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <exception>
 #include <mutex>
 
-#ifdef __SSE__
-#include <xmmintrin.h>
-#endif
-
 namespace oldsgd {
 namespace {
-
-// Flush-to-zero is set per thread. All threads use the caller's setting, so that the bits agree.
-#ifdef __SSE__
-using Rounding = unsigned;
-Rounding get_rounding() { return _mm_getcsr(); }
-void set_rounding(Rounding r) { _mm_setcsr(r); }
-#else
-using Rounding = int;
-Rounding get_rounding() { return 0; }
-void set_rounding(Rounding) {}
-#endif
 
 using Task = std::function<void(int64_t, int64_t)>;
 
@@ -33,11 +19,15 @@ constexpr int64_t kSharesEach = 8;  // several per thread: a late thread does no
 class Shares {
  public:
   Shares(int64_t n, int threads, const Task& task)
-      : n_(n), share_(std::max<int64_t>(1, n / (threads * kSharesEach))), task_(task) {}
+      : n_(n), share_(std::max<int64_t>(1, n / (threads * kSharesEach))), task_(task) {
+    std::fegetenv(&callers_);
+  }
 
   void take() {
-    const Rounding own = get_rounding();  // restored below: the thread is torch's
-    set_rounding(rounding_);
+    // Flush-to-zero is set per thread: all use the caller's setting, so that the bits agree.
+    std::fenv_t own;
+    std::fegetenv(&own);
+    std::fesetenv(&callers_);
     try {
       for (int64_t at; (at = next_.fetch_add(share_)) < n_;) task_(at, std::min(at + share_, n_));
     } catch (...) {  // rethrown in the caller, once no thread uses its task any more
@@ -45,7 +35,7 @@ class Shares {
       std::lock_guard<std::mutex> lock(mutex_);
       error_ = std::current_exception();
     }
-    set_rounding(own);
+    std::fesetenv(&own);  // the thread is torch's
   }
 
   void rethrow() const {
@@ -55,7 +45,7 @@ class Shares {
  private:
   const int64_t n_, share_;
   const Task& task_;
-  const Rounding rounding_ = get_rounding();
+  std::fenv_t callers_;
   std::atomic<int64_t> next_{0};
   std::mutex mutex_;
   std::exception_ptr error_;

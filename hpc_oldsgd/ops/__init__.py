@@ -105,16 +105,8 @@ def _traced(*tensors: Tensor | None) -> bool:
     return False
 
 
-def _mix(
-    out: Tensor,
-    y_self: Tensor,
-    neighbours: Sequence[Tensor],
-    weights: Sequence[float],
-    acc: Tensor | None,
-    alpha: float,
-    y_next: Tensor | None,
-    zero_acc: bool,
-) -> None:
+def _mix(*arguments: Any) -> None:
+    out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc = arguments
     weights, alpha = checks.numbers(weights, alpha)
     checks.mix("out", out, y_self, neighbours, weights, acc, y_next, zero_acc)
     if not out.is_meta:
@@ -122,14 +114,8 @@ def _mix(
         code.mix(out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc)
 
 
-def _mix_delta(
-    x: Tensor,
-    y_self: Tensor,
-    neighbours: Sequence[Tensor],
-    weights: Sequence[float],
-    y_next: Tensor | None,
-    distance: Tensor | None,
-) -> None:
+def _mix_delta(*arguments: Any) -> None:
+    x, y_self, neighbours, weights, y_next, distance = arguments
     weights, _ = checks.numbers(weights, 0.0)
     checks.mix("x", x, y_self, neighbours, weights, None, y_next, False)
     if not x.is_meta:

@@ -1,7 +1,6 @@
 // The C++ under a sanitizer: every kernel on buffers of exactly its size, `parallel` from several
 // threads, the progress engine against an MPI of this file. Results are compared where two ways
 // must agree; the sanitizer reports other errors.
-#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,23 +105,25 @@ void run_kernel(const Kernels& k, const Mix& m, int form, bool stream) {
   std::vector<float> f(m.weights.begin() + 1, m.weights.end());
   std::vector<double> partials(static_cast<size_t>((m.n + kBlock - 1) / kBlock));
   const void* d = m.weights.data() + 1;
-  const Work work{m.out,
-                  m.y_self,
-                  m.neighbours.data(),
-                  m.model == Dtype::f64 ? d : f.data(),
-                  m.degree(),
-                  m.weights[0],
-                  m.alpha,
-                  m.acc,
-                  m.y_next,
-                  m.zero_acc,
-                  stream,
-                  stream && m.y_next};
+  const void* w = m.model == Dtype::f64 ? d : f.data();
+  const auto* near = m.neighbours.data();
+  const Work work{m.out,   m.y_self, near,     w,          m.degree(), m.weights[0],
+                  m.alpha, m.acc,    m.y_next, m.zero_acc, stream,     stream && m.y_next};
   k.mix[static_cast<int>(m.model)][static_cast<int>(m.wire)][form](work, 0, m.n, partials.data());
   if (m.distance) {
     *m.distance = 0;
     for (double part : partials) *m.distance += part;
   }
+}
+
+template <class Error, class F>
+bool throws(const F& f) {
+  try {
+    f();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
 }
 
 bool same_bits(double a, double b) {
@@ -196,13 +197,7 @@ void rows() {
         for (auto& bad : {std::vector<int64_t>{1, 1, 3, 3, 6, 7}, {0, 9, 3, 3, 6, 7}}) {
           MixRows wrong = m;
           wrong.indptr = bad.data();
-          bool refused = false;
-          try {
-            mix_rows_cpu(wrong, 1);
-          } catch (const std::invalid_argument&) {
-            refused = true;
-          }
-          CHECK(refused);
+          CHECK(throws<std::invalid_argument>([&] { mix_rows_cpu(wrong, 1); }));
         }
       }
       CHECK(one == many);
@@ -226,15 +221,10 @@ void parallel_calls() {
   for (auto& caller : callers) caller.join();
   // An error in a share reaches the caller, once no thread uses the task any more.
   for (int64_t bad : {0, 60, 96}) {
-    bool caught = false;
-    try {
-      parallel(97, 4, [&](int64_t a, int64_t b) {
-        if (a <= bad && bad < b) throw std::bad_alloc();
-      });
-    } catch (const std::bad_alloc&) {
-      caught = true;
-    }
-    CHECK(caught);
+    const auto fail = [&](int64_t a, int64_t b) {
+      if (a <= bad && bad < b) throw std::bad_alloc();
+    };
+    CHECK(throws<std::bad_alloc>([&] { parallel(97, 4, fail); }));
   }
 }
 
@@ -351,22 +341,15 @@ void engine(bool threaded) {
 
 int main() {
   kernels();
-  std::puts("kernels");
   rows();
-  std::puts("rows");
-  parallel_calls();
-  CHECK(teams == 0);
-  std::puts("no team");
   join_team(team);
   parallel_calls();
   threads_agree();
   CHECK(teams > 0);
-  std::puts("team");
   engine(true);
   engine(false);
-  std::puts("engine");
 #ifndef __SANITIZE_THREAD__  // which does not follow a fork of a process with threads
   after_fork();
-  std::puts("fork");
 #endif
+  std::puts("all done");
 }
