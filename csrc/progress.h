@@ -1,6 +1,6 @@
 // A thread that moves MPI messages while Python computes.
 //
-// MPI moves large messages only while somebody calls it. This engine tests the open requests and
+// MPI moves large messages only during calls to it. This engine tests the open requests and
 // sleeps about a millisecond, which hides a transfer for a few percent of a core. It needs no MPI
 // header: the addresses of MPI_Startall and MPI_Testall and the sizes of a request and a status
 // fit every MPI.

@@ -105,6 +105,9 @@ def _traced(*tensors: Tensor | None) -> bool:
     return False
 
 
+# The two forms, with arguments in the order of the schemas below.
+
+
 def _mix(*arguments: Any) -> None:
     out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc = arguments
     weights, alpha = checks.numbers(weights, alpha)
