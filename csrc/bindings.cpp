@@ -1,5 +1,5 @@
-// hpc_oldsgd._native: mix.h for Python. Addresses come as integers, already checked by ops.py; the
-// GIL is released while the memory is moved.
+// hpc_oldsgd._native: mix.h for Python. Addresses are integers; ops/checks.py has checked the
+// tensors behind them. The GIL is released while memory is moved.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "mix.h"
-#include "pool.h"
+#include "parallel.h"
 
 namespace py = pybind11;
 using namespace oldsgd;
@@ -18,28 +18,33 @@ void bind_progress(py::module_& m);  // progress_bindings.cpp
 
 namespace {
 
-void* address(uintptr_t p) { return reinterpret_cast<void*>(p); }
+void* pointer(uintptr_t p) { return reinterpret_cast<void*>(p); }
 
-Mix make(int form, int model, int wire, int64_t n, uintptr_t out, uintptr_t y_self,
-         const std::vector<uintptr_t>& neighbours, const std::vector<double>& weights,
-         uintptr_t acc, double alpha, bool zero_acc, uintptr_t y_next, uintptr_t distance) {
-  static_assert(sizeof(uintptr_t) == sizeof(void*), "an address list is a pointer list");
-  if (weights.size() != neighbours.size() + 1)
+// A struct of mix.h as a Python class whose attributes are set one by one.
+template <class S>
+struct Record : py::class_<S> {
+  Record(py::module_& m, const char* name) : py::class_<S>(m, name) { this->def(py::init<>()); }
+
+  template <class V>
+  Record& value(const char* name, V S::* field) {
+    this->def_readwrite(name, field);
+    return *this;
+  }
+  template <class P>
+  Record& address(const char* name, P* S::* field) {
+    this->def_property(name, nullptr,
+                       [field](S& s, uintptr_t p) { s.*field = reinterpret_cast<P*>(p); });
+    return *this;
+  }
+};
+
+void set_neighbours(Mix& mix, const std::vector<uintptr_t>& addresses,
+                    std::vector<double> weights) {
+  if (weights.size() != addresses.size() + 1)
     throw std::invalid_argument("weights must be one more than neighbours");
-  return {static_cast<Form>(form),
-          static_cast<Dtype>(model),
-          static_cast<Dtype>(wire),
-          n,
-          address(out),
-          address(y_self),
-          reinterpret_cast<const void* const*>(neighbours.data()),
-          weights.data(),
-          static_cast<int64_t>(neighbours.size()),
-          address(acc),
-          alpha,
-          zero_acc && acc,
-          address(y_next),
-          static_cast<double*>(address(distance))};
+  mix.neighbours.clear();
+  for (uintptr_t p : addresses) mix.neighbours.push_back(pointer(p));
+  mix.weights = std::move(weights);
 }
 
 py::dict build_info() {
@@ -55,59 +60,64 @@ py::dict build_info() {
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "The fused mixing op; use hpc_oldsgd.ops.";
-  bind_progress(m);
   m.def("build_info", build_info);
-  m.attr("API") = 3;  // ops.py asks for this one; raise both when a signature here changes
+  m.attr("API") = OLDSGD_API;  // from ops/native.py when this was built
   m.attr("MAX_FIXED_DEGREE") = kMaxFixedDegree;
   m.attr("CUDA_SCRATCH") = kCudaScratch;
 
-  m.def("mix", [](int form, int model, int wire, int64_t n, uintptr_t out, uintptr_t y_self,
-                  const std::vector<uintptr_t>& neighbours, const std::vector<double>& weights,
-                  uintptr_t acc, double alpha, bool zero_acc, uintptr_t y_next, uintptr_t distance,
-                  int threads) {
-    const Mix mix = make(form, model, wire, n, out, y_self, neighbours, weights, acc, alpha,
-                         zero_acc, y_next, distance);
-    py::gil_scoped_release release;
-    mix_cpu(mix, threads);
-  });
+  py::enum_<Form>(m, "Form").value("gradient", Form::gradient).value("delta", Form::delta);
+  py::enum_<Dtype>(m, "Dtype")
+      .value("f64", Dtype::f64)
+      .value("f32", Dtype::f32)
+      .value("bf16", Dtype::bf16)
+      .value("f16", Dtype::f16);
 
-  m.def("mix_cuda", [](int form, int model, int wire, int64_t n, uintptr_t out, uintptr_t y_self,
-                       const std::vector<uintptr_t>& neighbours, const std::vector<double>& weights,
-                       uintptr_t acc, double alpha, bool zero_acc, uintptr_t y_next,
-                       uintptr_t distance, uintptr_t stream, uintptr_t table, uintptr_t scratch) {
-    const Mix mix = make(form, model, wire, n, out, y_self, neighbours, weights, acc, alpha,
-                         zero_acc, y_next, distance);
-    py::gil_scoped_release release;
-    mix_cuda(mix, address(stream), address(table), address(scratch));
-  });
+  Record<Mix>(m, "Mix")
+      .value("form", &Mix::form)
+      .value("model", &Mix::model)
+      .value("wire", &Mix::wire)
+      .value("n", &Mix::n)
+      .value("alpha", &Mix::alpha)
+      .value("zero_acc", &Mix::zero_acc)
+      .address("out", &Mix::out)
+      .address("y_self", &Mix::y_self)
+      .address("acc", &Mix::acc)
+      .address("y_next", &Mix::y_next)
+      .address("distance", &Mix::distance)
+      .def("set_neighbours", set_neighbours);
 
-  m.def("mix_rows",
-        [](int form, int model, int wire, int64_t rows, int64_t d, int64_t edges, uintptr_t out,
-           uintptr_t y, uintptr_t indptr, uintptr_t indices, uintptr_t weights,
-           uintptr_t self_weights, uintptr_t acc, double alpha, uintptr_t distance, int threads) {
-          const MixRows mix{static_cast<Form>(form),
-                            static_cast<Dtype>(model),
-                            static_cast<Dtype>(wire),
-                            rows,
-                            d,
-                            edges,
-                            address(out),
-                            address(y),
-                            static_cast<const int64_t*>(address(indptr)),
-                            static_cast<const int64_t*>(address(indices)),
-                            static_cast<const double*>(address(weights)),
-                            static_cast<const double*>(address(self_weights)),
-                            address(acc),
-                            alpha,
-                            static_cast<double*>(address(distance))};
-          py::gil_scoped_release release;
-          mix_rows_cpu(mix, threads);
-        });
+  Record<MixRows>(m, "MixRows")
+      .value("form", &MixRows::form)
+      .value("model", &MixRows::model)
+      .value("wire", &MixRows::wire)
+      .value("rows", &MixRows::rows)
+      .value("d", &MixRows::d)
+      .value("edges", &MixRows::edges)
+      .value("alpha", &MixRows::alpha)
+      .address("out", &MixRows::out)
+      .address("y", &MixRows::y)
+      .address("indptr", &MixRows::indptr)
+      .address("indices", &MixRows::indices)
+      .address("weights", &MixRows::weights)
+      .address("self_weights", &MixRows::self_weights)
+      .address("acc", &MixRows::acc)
+      .address("distance", &MixRows::distance);
 
+  const auto no_gil = py::call_guard<py::gil_scoped_release>();
+  m.def("mix", mix_cpu, no_gil);
+  m.def("mix_rows", mix_rows_cpu, no_gil);
+  m.def(
+      "mix_cuda",
+      [](const Mix& mix, uintptr_t stream, uintptr_t table, uintptr_t scratch) {
+        mix_cuda(mix, pointer(stream), pointer(table), pointer(scratch));
+      },
+      no_gil);
+  m.def(
+      "stream_copy",
+      [](uintptr_t dst, uintptr_t src, int64_t bytes, int threads) {
+        stream_copy(pointer(dst), pointer(src), bytes, threads);
+      },
+      no_gil);
   m.def("join_team", [](uintptr_t entry) { join_team(reinterpret_cast<Team>(entry)); });
-
-  m.def("stream_copy", [](uintptr_t dst, uintptr_t src, int64_t bytes, int threads) {
-    py::gil_scoped_release release;
-    stream_copy(address(dst), address(src), bytes, threads);
-  });
+  bind_progress(m);
 }

@@ -1,5 +1,5 @@
 // The CPU loops, once; compiled for each instruction set with its own flags. Nothing with external
-// linkage comes from here but kernels_<isa>(), so that no AVX code can leak elsewhere.
+// linkage comes from here but kernels_<isa>(), so that no other file can get AVX code.
 #include "kernels.h"
 
 #include "mix_math.h"
@@ -69,7 +69,7 @@ OLDSGD_HD void add_double(Lanes<double>& sum, const Lanes<float>& e) {
   }
 }
 
-// What a mix has besides models and snapshots, known before its loop: a question about it in the
+// What a mix has besides models and snapshots, known before its loop: testing for it inside the
 // loop costs up to 8%. bare: nothing. round: what an agent asks for at the end of a round, the next
 // snapshot in place of the old one and, in the gradient form, a sum of gradients that is emptied.
 enum class Extras { bare, round, any };

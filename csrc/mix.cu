@@ -187,7 +187,7 @@ void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch)
 
   Args<T, W, A> args{};
   args.n = m.n;
-  args.degree = m.degree;
+  args.degree = m.degree();
   args.out = static_cast<T*>(m.out);
   args.y_self = static_cast<const W*>(m.y_self);
   args.acc = static_cast<T*>(m.acc);
@@ -198,12 +198,12 @@ void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch)
   args.alpha = static_cast<A>(m.alpha);
   args.zero_acc = m.zero_acc;
   bool wide = aligned(m.out) && aligned(m.y_self) && aligned(m.acc) && aligned(m.y_next);
-  for (int64_t j = 0; j < m.degree; ++j) wide = wide && aligned(m.neighbours[j]);
+  for (const void* y_j : m.neighbours) wide = wide && aligned(y_j);
   args.words = wide ? m.n / kWord : 0;
-  if (m.degree > kMaxFixedDegree) {
+  if (m.degree() > kMaxFixedDegree) {
     args.table = static_cast<const uint64_t*>(table);
   } else {
-    for (int64_t j = 0; j < m.degree; ++j) {
+    for (int64_t j = 0; j < m.degree(); ++j) {
       args.neighbours[j] = static_cast<const W*>(m.neighbours[j]);
       args.weights[j] = static_cast<A>(m.weights[j + 1]);
     }
@@ -257,7 +257,7 @@ void launch_wire(const Mix& m, cudaStream_t stream, const void* table, void* scr
 
 void mix_cuda(const Mix& m, void* stream_address, const void* table, void* scratch) {
   if (!wire_fits(m.model, m.wire)) throw std::invalid_argument("the wire is wider than the model");
-  if (m.degree > kMaxFixedDegree && !table) throw std::invalid_argument("the table is missing");
+  if (m.degree() > kMaxFixedDegree && !table) throw std::invalid_argument("the table is missing");
   if (m.distance && !scratch) throw std::invalid_argument("the scratch memory is missing");
   const auto stream = static_cast<cudaStream_t>(stream_address);
   switch (m.model) {

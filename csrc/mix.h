@@ -10,11 +10,12 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace oldsgd {
 
-enum class Form : int { gradient = 0, delta = 1 };
-enum class Dtype : int { f64 = 0, f32 = 1, bf16 = 2, f16 = 3 };
+enum class Form { gradient, delta };
+enum class Dtype { f64, f32, bf16, f16 };
 
 inline int64_t size_of(Dtype t) { return t == Dtype::f64 ? 8 : t == Dtype::f32 ? 4 : 2; }
 
@@ -24,35 +25,36 @@ inline bool wire_fits(Dtype model, Dtype wire) {
 }
 
 struct Mix {
-  Form form;
-  Dtype model, wire;
-  int64_t n;                      // elements
-  void* out;                      // model; x in the delta form, which reads it too
-  const void* y_self;             // wire
-  const void* const* neighbours;  // wire, `degree` of them
-  const double* weights;          // degree + 1, the own weight first
-  int64_t degree;
-  void* acc;         // model, or null
-  double alpha;      //
-  bool zero_acc;     //
-  void* y_next;      // wire, or null; may be y_self
-  double* distance;  // delta form: sum_j w_j ||y_j - y_i||^2, or null
+  Form form = Form::gradient;
+  Dtype model = Dtype::f32, wire = Dtype::f32;
+  int64_t n = 0;                        // elements
+  void* out = nullptr;                  // model; x in the delta form, which reads it too
+  const void* y_self = nullptr;         // wire
+  std::vector<const void*> neighbours;  // wire
+  std::vector<double> weights;          // one more than neighbours, the own weight first
+  void* acc = nullptr;                  // model, or null
+  double alpha = 0;
+  bool zero_acc = false;       // only with acc
+  void* y_next = nullptr;      // wire, or null; may be y_self
+  double* distance = nullptr;  // delta form: sum_j w_j ||y_j - y_i||^2, or null
+
+  int64_t degree() const { return static_cast<int64_t>(neighbours.size()); }
 };
 
 // The same for every row of (rows, d) matrices; row i's neighbours are rows indices[k] of y with
 // weights[k], k in indptr[i]:indptr[i+1]. No buffer may overlap another. A graph that points
 // outside throws std::invalid_argument before anything is written.
 struct MixRows {
-  Form form;
-  Dtype model, wire;
-  int64_t rows, d, edges;           // edges: the length of indices and weights
-  void* out;                        // model
-  const void* y;                    // wire
-  const int64_t *indptr, *indices;  // CSR
-  const double *weights, *self_weights;
-  const void* acc;  // model, or null
-  double alpha;
-  double* distance;  // one per row, or null
+  Form form = Form::gradient;
+  Dtype model = Dtype::f32, wire = Dtype::f32;
+  int64_t rows = 0, d = 0, edges = 0;                   // edges: the length of indices and weights
+  void* out = nullptr;                                  // model
+  const void* y = nullptr;                              // wire
+  const int64_t *indptr = nullptr, *indices = nullptr;  // CSR
+  const double *weights = nullptr, *self_weights = nullptr;
+  const void* acc = nullptr;  // model, or null
+  double alpha = 0;
+  double* distance = nullptr;  // one per row, or null
 };
 
 // CPU. Blocks until done; the result does not depend on `threads`.
@@ -65,8 +67,7 @@ void stream_copy(void* dst, const void* src, int64_t bytes, int threads);
 // CUDA. Enqueues one kernel on `stream` and returns; throws if the launch is refused.
 constexpr int kMaxFixedDegree = 64;     // neighbours that travel inside the kernel's arguments
 constexpr int64_t kCudaScratch = 4096;  // doubles, zeroed, when m.distance is set
-// `table`: device memory past the fixed degree, `degree` addresses then degree + 1 weights
-// (double).
+// `table`: past the fixed degree, device memory with the addresses, then the weights (double).
 void mix_cuda(const Mix& m, void* stream, const void* table, void* scratch);
 bool cuda_compiled();
 std::string cuda_archs();

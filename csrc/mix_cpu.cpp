@@ -8,7 +8,7 @@
 
 #include "kernels.h"
 #include "mix.h"
-#include "pool.h"
+#include "parallel.h"
 
 namespace oldsgd {
 namespace {
@@ -106,16 +106,16 @@ const char* isa_in_use() { return isa().name; }
 
 void mix_cpu(const Mix& m, int threads) {
   const Kernel kernel = kernel_for(m.form, m.model, m.wire, m.distance != nullptr);
-  const Weights weights(m.model, m.weights + 1, m.degree);
-  Work job{m.out,   m.y_self, m.neighbours, weights.at(0), m.degree, m.weights[0],
-           m.alpha, m.acc,    m.y_next,     m.zero_acc,    false,    false};
+  const Weights weights(m.model, m.weights.data() + 1, m.degree());
+  const auto& near = m.neighbours;
+  Work job{m.out,   m.y_self, near.data(), weights.at(0), m.degree(), m.weights[0],
+           m.alpha, m.acc,    m.y_next,    m.zero_acc,    false,      false};
 
   // A store past the cache saves reading the line first. Where the line is read anyway it saves
   // nothing, so an output that is also an input is stored as usual.
   const bool big = m.n * size_of(m.model) > cache_bytes();
   const auto is_input = [&](const void* p) {
-    return p == m.y_self || p == m.acc ||
-           std::find(m.neighbours, m.neighbours + m.degree, p) != m.neighbours + m.degree;
+    return p == m.y_self || p == m.acc || std::find(near.begin(), near.end(), p) != near.end();
   };
   job.stream_out = big && m.form == Form::gradient && aligned(m.out) && !is_input(m.out);
   job.stream_next = big && m.y_next && aligned(m.y_next) && !is_input(m.y_next);
@@ -125,11 +125,7 @@ void mix_cpu(const Mix& m, int threads) {
   const auto task = [&](int64_t first, int64_t last) {
     kernel(job, first * kBlock, std::min(last * kBlock, m.n), partials.data());
   };
-  if (threads <= 1 || m.n < kWorthThreads) {
-    task(0, blocks);
-  } else {
-    parallel(blocks, threads, task);
-  }
+  parallel(blocks, m.n < kWorthThreads ? 1 : threads, task);
   if (m.distance) *m.distance = sum(partials.data(), blocks);
 }
 
@@ -152,27 +148,21 @@ void mix_rows_cpu(const MixRows& m, int threads) {
       for (int64_t k = m.indptr[row]; k < m.indptr[row + 1]; ++k)
         neighbours.push_back(y + m.indices[k] * y_row);
       char* acc = m.acc ? static_cast<char*>(const_cast<void*>(m.acc)) + row * out_row : nullptr;
-      const Work job{static_cast<char*>(m.out) + row * out_row,
-                     y + row * y_row,
-                     neighbours.data(),
-                     weights.at(m.indptr[row]),
-                     static_cast<int64_t>(neighbours.size()),
-                     m.self_weights ? m.self_weights[row] : 0.0,
-                     m.alpha,
-                     acc,
-                     nullptr,
-                     false,
-                     stream,
-                     false};
+      Work job{};
+      job.out = static_cast<char*>(m.out) + row * out_row;
+      job.y_self = y + row * y_row;
+      job.neighbours = neighbours.data();
+      job.weights = weights.at(m.indptr[row]);
+      job.degree = m.indptr[row + 1] - m.indptr[row];
+      job.w_self = m.self_weights ? m.self_weights[row] : 0.0;
+      job.alpha = m.alpha;
+      job.acc = acc;
+      job.stream_out = stream;
       kernel(job, b * kBlock, std::min(e * kBlock, m.d), partials.data() + row * blocks);
       u += e - b;
     }
   };
-  if (threads <= 1 || m.rows * m.d < kWorthThreads) {
-    task(0, m.rows * blocks);
-  } else {
-    parallel(m.rows * blocks, threads, task);
-  }
+  parallel(m.rows * blocks, m.rows * m.d < kWorthThreads ? 1 : threads, task);
   if (m.distance)
     for (int64_t i = 0; i < m.rows; ++i) m.distance[i] = sum(partials.data() + i * blocks, blocks);
 }
@@ -184,11 +174,7 @@ void stream_copy(void* dst, const void* src, int64_t bytes, int threads) {
     isa().kernels.stream_copy(static_cast<char*>(dst) + at, static_cast<const char*>(src) + at,
                               end - at);
   };
-  if (threads <= 1) {
-    task(0, chunks);
-  } else {
-    parallel(chunks, threads, task);
-  }
+  parallel(chunks, threads, task);
 }
 
 }  // namespace oldsgd

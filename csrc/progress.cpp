@@ -4,8 +4,6 @@
 #include <chrono>
 #include <stdexcept>
 
-#include "mix.h"
-
 namespace oldsgd {
 namespace {
 
@@ -17,10 +15,10 @@ void sleep_s(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
 }
 
-// Small messages are through in microseconds: look often at first, then ever less.
+// Small messages are done in microseconds: test often at first, then less and less often.
 constexpr double kFirstSleep = 50e-6;
-// Somebody stands waiting, so nothing of this rank computes: look more often than the period, but
-// then each time a twentieth later: no wait grows by more than 5%, and a long one costs no core.
+// While a caller waits, nothing of this rank computes: test more often than the period. Each later
+// pause is 5% longer: no wait grows by more than 5%, and a long one costs no core.
 constexpr double kWaitedForSleep = 200e-6;
 constexpr double kWaitedForGrowth = 1.05;
 
@@ -31,18 +29,13 @@ double next_pause(double pause, bool waited_for, double period_s) {
 
 // dst += src is the mixing op with weights 1 and 1.
 void add(const Stage& s) {
-  const double ones[] = {1.0, 1.0};
-  const void* sources[] = {s.add_src};
-  const auto dtype = static_cast<Dtype>(s.add_dtype);
-  Mix m{};
-  m.form = Form::gradient;
-  m.model = m.wire = dtype;
+  Mix m;
+  m.model = m.wire = s.add_dtype;
   m.n = s.add_count;
   m.out = s.add_dst;
   m.y_self = s.add_dst;
-  m.neighbours = sources;
-  m.weights = ones;
-  m.degree = 1;
+  m.neighbours = {s.add_src};
+  m.weights = {1.0, 1.0};
   mix_cpu(m, 1);
 }
 
@@ -80,7 +73,7 @@ std::shared_ptr<Job> Engine::submit(std::vector<Stage> stages) {
 bool Engine::wait(const Job& job, double timeout_s) {
   const auto until = Clock::now() + std::chrono::duration<double>(timeout_s);
   std::unique_lock<std::mutex> lock(mutex_);
-  if (job.done) return true;  // waking the thread would only let it take our core
+  if (job.done) return true;  // waking the thread would only cost the caller its core
   if (thread_.joinable()) {
     ++waiters_;
     wake_.notify_one();
@@ -137,7 +130,7 @@ bool Engine::advance(Job& job) {
   return moved;
 }
 
-// One look at every open job. True if anything got on.
+// Advances every open job once. True if a stage was finished.
 bool Engine::pass() {
   std::deque<std::shared_ptr<Job>> jobs;
   {

@@ -1,6 +1,6 @@
 // A thread that moves MPI messages while Python computes.
 //
-// MPI moves large messages only while somebody calls it. This engine tests the open requests and
+// MPI moves large messages only during calls to it. This engine tests the open requests and
 // sleeps about a millisecond, which hides a transfer for a few percent of a core. It needs no MPI
 // header: the addresses of MPI_Startall and MPI_Testall and the sizes of a request and a status
 // fit every MPI.
@@ -15,6 +15,8 @@
 #include <thread>
 #include <vector>
 
+#include "mix.h"
+
 namespace oldsgd {
 
 // One step of a job: start the requests (receives first), test until all are done, dst += src.
@@ -26,7 +28,7 @@ struct Stage {
   void* add_dst = nullptr;
   const void* add_src = nullptr;
   int64_t add_count = 0;
-  int add_dtype = 0;
+  Dtype add_dtype = Dtype::f32;
 };
 
 struct Job {

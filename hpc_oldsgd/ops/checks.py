@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..errors import UserError
 
-CODE = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
+TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-Addresses = tuple[int, int, list[int], int, int]
-"""Of out or x, y_self, the neighbours, acc and y_next; 0 where there is none."""
+Memory = tuple[str, int, int]
+"""The name of an argument, its address, its bytes."""
 
 
 def numbers(weights: Iterable[Any], alpha: Any) -> tuple[list[float], float]:
-    """Also of a tensor or an array, and of their elements."""
+    """Python floats; weights may be a tensor or an array too."""
     try:
         return [float(w) for w in weights], float(alpha)
     except (TypeError, ValueError):
@@ -33,7 +33,7 @@ def mix(
     acc: Tensor | None,
     y_next: Tensor | None,
     zero_acc: bool,
-) -> Addresses:
+) -> None:
     model, wire = x.dtype, y_self.dtype
     _types(model, wire)
     if len(weights) != len(neighbours) + 1:
@@ -42,26 +42,17 @@ def mix(
             f"pass {len(neighbours) + 1}, the own weight first."
         )
     n, device = x.numel(), x.device
-    a_x = _buffer(name, x, n, model, device)
-    a_y = _buffer("y_self", y_self, n, wire, device)
-    a_nbr = [_buffer("a neighbour", t, n, wire, device) for t in neighbours]
-    a_acc = 0 if acc is None else _buffer("acc", acc, n, model, device)
-    a_next = 0 if y_next is None else _buffer("y_next", y_next, n, wire, device)
-
-    model_bytes, wire_bytes = n * model.itemsize, n * wire.itemsize
-    written = [(name, a_x, model_bytes)]
-    read = [("y_self", a_y, wire_bytes), *(("a neighbour", a, wire_bytes) for a in a_nbr)]
+    written = [_output(name, x, n, model, device)]
+    read = [_buffer("y_self", y_self, n, wire, device)]
+    read += [_buffer("a neighbour", t, n, wire, device) for t in neighbours]
     if y_next is not None:
-        _no_grad("y_next", y_next)
-        written.append(("y_next", a_next, wire_bytes))
-    if acc is not None:
-        if zero_acc:
-            _no_grad("acc", acc)
-        (written if zero_acc else read).append(("acc", a_acc, model_bytes))
-    _no_grad(name, x)
+        written.append(_output("y_next", y_next, n, wire, device))
+    if acc is not None and zero_acc:
+        written.append(_output("acc", acc, n, model, device))
+    elif acc is not None:
+        read.append(_buffer("acc", acc, n, model, device))
     if n and not x.is_meta:
         _overlaps(written, read)
-    return a_x, a_y, a_nbr, a_acc, a_next
 
 
 def rows(
@@ -79,23 +70,20 @@ def rows(
         raise UserError(f"{name}, y and acc must all be (n, d): got {_shapes(x, y, acc)}.")
     n, size, nnz = x.shape[0], x.numel(), indices.numel()
     cpu = torch.device("cpu")
-    written = [(name, _buffer(name, x, size, x.dtype, x.device), size * x.dtype.itemsize)]
-    read = [("y", _buffer("y", y, size, y.dtype, x.device), size * y.dtype.itemsize)]
+    # Other rows read y[i] after row i was written, so x may not even be the same buffer as y.
+    apart = [_output(name, x, size, x.dtype, x.device), _buffer("y", y, size, y.dtype, x.device)]
     _buffer("indptr", indptr, n + 1, torch.int64, cpu)
     _buffer("indices", indices, nnz, torch.int64, cpu)
     _buffer("weights", weights, nnz, torch.float64, cpu)
     if self_weights is not None:
         _buffer("self_weights", self_weights, n, torch.float64, cpu)
-    _no_grad(name, x)
-    if acc is not None:
-        read.append(("acc", _buffer("acc", acc, size, x.dtype, x.device), written[0][2]))
+    read = [] if acc is None else [_buffer("acc", acc, size, x.dtype, x.device)]
     if size:
-        # Other rows read y[i] after row i was written, so not even the same buffer will do.
-        _overlaps(written + read[:1], read[1:])
+        _overlaps(apart, read)
 
 
 def graph(n: int, indptr: Tensor, indices: Tensor) -> None:
-    """What the native code checks by itself."""
+    """For the reference; the native code checks this itself."""
     nnz = indices.numel()
     if int(indptr[0]) != 0 or int(indptr[-1]) != nnz or bool((indptr[1:] < indptr[:-1]).any()):
         raise UserError(f"indptr must rise from 0 to the {nnz} indices.")
@@ -105,19 +93,18 @@ def graph(n: int, indptr: Tensor, indices: Tensor) -> None:
 
 def copy(dst: Tensor, src: Tensor) -> None:
     cpu = torch.device("cpu")
-    size = dst.numel() * dst.element_size()
-    written = [("dst", _buffer("dst", dst, dst.numel(), dst.dtype, cpu), size)]
-    _overlaps(written, [("src", _buffer("src", src, dst.numel(), dst.dtype, cpu), size)])
+    written = _buffer("dst", dst, dst.numel(), dst.dtype, cpu)
+    _overlaps([written], [_buffer("src", src, dst.numel(), dst.dtype, cpu)])
 
 
 def _types(model: torch.dtype, wire: torch.dtype) -> None:
-    if model not in CODE or wire not in CODE:
+    if model not in TYPES or wire not in TYPES:
         raise UserError(f"Cannot mix {model} over {wire}: use float32, float64, bfloat16, float16.")
     if wire != model and wire.itemsize >= model.itemsize:
         raise UserError(f"The wire type {wire} is neither the model type {model} nor narrower.")
 
 
-def _buffer(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device) -> int:
+def _buffer(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device) -> Memory:
     if t.dtype != dtype or t.numel() != n or t.device != device:
         raise UserError(
             f"{name} is {t.numel()} x {t.dtype} on {t.device}, expected {n} x {dtype} on {device}."
@@ -129,15 +116,17 @@ def _buffer(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.devi
     address = t.data_ptr()
     if not address and n and not t.is_meta:  # a wrapper of torch's, as DTensor is
         raise UserError(f"{name} has no memory of its own: pass a plain tensor.")
-    return address
+    return name, address, n * dtype.itemsize
 
 
-def _no_grad(name: str, t: Tensor) -> None:
+def _output(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device) -> Memory:
+    found = _buffer(name, t, n, dtype, device)
     if t.requires_grad and torch.is_grad_enabled():
         raise UserError(f"{name} requires grad: mix under torch.no_grad() or pass a plain buffer.")
+    return found
 
 
-def _overlaps(written: list[tuple[str, int, int]], read: list[tuple[str, int, int]]) -> None:
+def _overlaps(written: Sequence[Memory], read: Sequence[Memory]) -> None:
     """An output may be an input exactly (it is read before it is written), never partly."""
     for k, (name, a, size) in enumerate(written):
         for other, b, other_size in written[:k]:

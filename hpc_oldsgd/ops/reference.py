@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from . import checks
+
 
 def accumulator(model: torch.dtype) -> torch.dtype:
     return torch.float64 if model == torch.float64 else torch.float32
@@ -61,13 +63,9 @@ def mix_delta(
 
 
 def mix_rows(
-    out: Tensor,
-    y: Tensor,
-    graph: Sequence[Tensor],
-    acc: Tensor | None,
-    alpha: float,
+    out: Tensor, y: Tensor, graph: Sequence[Tensor], acc: Tensor | None, alpha: float
 ) -> None:
-    indptr, indices, self_weights, weights = graph
+    indptr, indices, self_weights, weights = _on_device_of(out, graph)
     a = accumulator(out.dtype)
     with torch.no_grad():
         s = y.to(a) * _column(self_weights, a)
@@ -79,7 +77,7 @@ def mix_rows(
 
 
 def mix_rows_delta(x: Tensor, y: Tensor, graph: Sequence[Tensor], distance: Tensor | None) -> None:
-    indptr, indices, weights = graph
+    indptr, indices, weights = _on_device_of(x, graph)
     a = accumulator(x.dtype)
     with torch.no_grad():
         s = torch.zeros_like(x, dtype=a)
@@ -98,6 +96,11 @@ def _write(x: Tensor, s: Tensor, y_next: Tensor | None) -> None:
     x.copy_(s.view_as(x))
     if y_next is not None:
         y_next.copy_(x.view_as(y_next))
+
+
+def _on_device_of(x: Tensor, graph: Sequence[Tensor]) -> list[Tensor]:
+    checks.graph(x.shape[0], graph[0], graph[1])
+    return [t.to(x.device) for t in graph]
 
 
 def _column(w: Tensor, dtype: torch.dtype) -> Tensor:

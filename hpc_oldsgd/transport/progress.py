@@ -1,14 +1,13 @@
-"""Who moves MPI's messages while the agent computes.
+"""What moves MPI's messages while the agent computes.
 
-MPI moves a large message only while somebody calls it. `thread` tests open requests from a
-thread of its own that sleeps about a millisecond in between (native code where it is built);
-`poll` tests from inside the backward pass, for an MPI without MPI_THREAD_MULTIPLE; `none` only
-when the agent waits. Either way a job is a list of stages: start, test until done, add.
+MPI moves a large message only during calls to it. `thread` tests the open requests from a thread
+of its own, about once a millisecond (native code where it is built). `poll` tests from inside the
+backward pass, for an MPI without MPI_THREAD_MULTIPLE. `none` tests only when the agent waits. In
+each case a job is a list of stages: start, test until done, add.
 """
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..ops.checks import CODE
+from ..ops import native
 
 PERIOD_S = 1e-3  # 0.2 ms fights the gradient for the core, 5 ms leaves the network idle
 FIRST_SLEEP_S = 50e-6
 WAITED_FOR_SLEEP_S = 200e-6
-WAITED_FOR_GROWTH = 1.05  # then look a twentieth later each time: a long wait costs no core
+WAITED_FOR_GROWTH = 1.05  # each later pause is 5% longer: a long wait costs no core
 
 
 class Requests(Protocol):
@@ -39,7 +38,7 @@ class Requests(Protocol):
 class Stage:
     requests: Requests
     start: bool = True
-    add: tuple[torch.Tensor, torch.Tensor] | None = None  # dst += src once they are through
+    add: tuple[torch.Tensor, torch.Tensor] | None = None  # dst += src once they are done
 
 
 class Job(Protocol):
@@ -155,7 +154,7 @@ class PythonEngine:
                 moved |= job.advance()
                 if job.stages:
                     continue
-            except Exception as error:  # raised where somebody waits for the job
+            except Exception as error:  # raised in `wait`
                 job.exception = error
             with self._change:
                 job.done_s = time.perf_counter()
@@ -186,25 +185,24 @@ class PythonEngine:
 
 
 class NativeEngine:
-    """csrc/progress.cpp: no GIL, so that a model of many small ops is not held up."""
+    """csrc/progress.cpp: needs no GIL, so it does not delay a model of many small ops."""
 
     def __init__(self, functions: dict[str, int], sizes: tuple[int, int], threaded: bool) -> None:
-        native = importlib.import_module("hpc_oldsgd._native")
         self.threaded = threaded
-        self._engine = native.Engine(
+        self._engine = native.extension.Engine(
             functions["MPI_Startall"], functions["MPI_Testall"], *sizes, PERIOD_S, threaded
         )
 
     def submit(self, stages: Sequence[Stage]) -> Job:
-        packed = []
+        steps = []
         for stage in stages:
-            address, receives, count = stage.requests.native
-            dst, src = stage.add if stage.add is not None else (None, None)
-            add = (0, 0, 0, 0)
-            if dst is not None and src is not None:
-                add = (dst.data_ptr(), src.data_ptr(), dst.numel(), CODE[dst.dtype])
-            packed.append((address, receives, count, stage.start, *add))
-        job: Job = self._engine.submit(packed)
+            step = native.extension.Stage(*stage.requests.native, stage.start)
+            if stage.add is not None:
+                dst, src = stage.add
+                dtype = native.DTYPES[dst.dtype]
+                step.then_add(dst.data_ptr(), src.data_ptr(), dst.numel(), dtype)
+            steps.append(step)
+        job: Job = self._engine.submit(steps)
         return job
 
     def wait(self, job: Job, timeout_s: float) -> bool:

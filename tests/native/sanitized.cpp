@@ -1,7 +1,6 @@
-// The C++ under a sanitizer: every kernel on buffers of exactly its size, the pool from several
+// The C++ under a sanitizer: every kernel on buffers of exactly its size, `parallel` from several
 // threads, the progress engine against an MPI of this file. Results are compared where two ways
-// must agree; whatever else is wrong, the sanitizer says.
-#include <pthread.h>
+// must agree; the sanitizer reports other errors.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -18,7 +17,7 @@
 
 #include "../../csrc/kernels.h"
 #include "../../csrc/mix.h"
-#include "../../csrc/pool.h"
+#include "../../csrc/parallel.h"
 #include "../../csrc/progress.h"
 
 using namespace oldsgd;
@@ -87,12 +86,11 @@ struct Case {
   }
 
   Mix mix(int form, Dtype model, Dtype wire, int64_t n, bool all) {
-    Mix m{};
+    Mix m;
     m.form = form == 0 ? Form::gradient : Form::delta;
     m.model = model, m.wire = wire, m.n = n;
     m.out = out.data(), m.y_self = y.data();
-    m.neighbours = neighbours.data(), m.weights = weights.data();
-    m.degree = static_cast<int64_t>(neighbours.size());
+    m.neighbours = neighbours, m.weights = weights;
     m.acc = form == 0 && all ? acc.data() : nullptr;
     m.zero_acc = m.acc != nullptr;
     m.alpha = 0.125;
@@ -104,16 +102,28 @@ struct Case {
 
 // What an instruction set computes, straight through its table, with stores past the cache too.
 void run_kernel(const Kernels& k, const Mix& m, int form, bool stream) {
-  std::vector<float> f(m.weights + 1, m.weights + 1 + m.degree);
+  std::vector<float> f(m.weights.begin() + 1, m.weights.end());
   std::vector<double> partials(static_cast<size_t>((m.n + kBlock - 1) / kBlock));
-  const void* w = m.model == Dtype::f64 ? static_cast<const void*>(m.weights + 1) : f.data();
-  const Work work{m.out,   m.y_self, m.neighbours, w,          m.degree, m.weights[0],
-                  m.alpha, m.acc,    m.y_next,     m.zero_acc, stream,   stream && m.y_next};
+  const void* d = m.weights.data() + 1;
+  const void* w = m.model == Dtype::f64 ? d : f.data();
+  const auto* near = m.neighbours.data();
+  const Work work{m.out,   m.y_self, near,     w,          m.degree(), m.weights[0],
+                  m.alpha, m.acc,    m.y_next, m.zero_acc, stream,     stream && m.y_next};
   k.mix[static_cast<int>(m.model)][static_cast<int>(m.wire)][form](work, 0, m.n, partials.data());
   if (m.distance) {
     *m.distance = 0;
     for (double part : partials) *m.distance += part;
   }
+}
+
+template <class Error, class F>
+bool throws(const F& f) {
+  try {
+    f();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
 }
 
 bool same_bits(double a, double b) {
@@ -187,13 +197,7 @@ void rows() {
         for (auto& bad : {std::vector<int64_t>{1, 1, 3, 3, 6, 7}, {0, 9, 3, 3, 6, 7}}) {
           MixRows wrong = m;
           wrong.indptr = bad.data();
-          bool refused = false;
-          try {
-            mix_rows_cpu(wrong, 1);
-          } catch (const std::invalid_argument&) {
-            refused = true;
-          }
-          CHECK(refused);
+          CHECK(throws<std::invalid_argument>([&] { mix_rows_cpu(wrong, 1); }));
         }
       }
       CHECK(one == many);
@@ -201,8 +205,8 @@ void rows() {
   }
 }
 
-// Several threads want the pool at once, with different numbers of workers.
-void pool() {
+// Several threads call `parallel` at once, with different numbers of threads.
+void parallel_calls() {
   std::vector<std::thread> callers;
   for (int caller = 0; caller < 4; ++caller)
     callers.emplace_back([caller] {
@@ -215,17 +219,12 @@ void pool() {
       }
     });
   for (auto& caller : callers) caller.join();
-  // An error in a share is the caller's, once nobody uses the task any more.
+  // An error in a share reaches the caller, once no thread uses the task any more.
   for (int64_t bad : {0, 60, 96}) {
-    bool caught = false;
-    try {
-      parallel(97, 4, [&](int64_t a, int64_t b) {
-        if (a <= bad && bad < b) throw std::bad_alloc();
-      });
-    } catch (const std::bad_alloc&) {
-      caught = true;
-    }
-    CHECK(caught);
+    const auto fail = [&](int64_t a, int64_t b) {
+      if (a <= bad && bad < b) throw std::bad_alloc();
+    };
+    CHECK(throws<std::bad_alloc>([&] { parallel(97, 4, fail); }));
   }
 }
 
@@ -249,7 +248,7 @@ void after_fork() {
       std::lock_guard<std::mutex> lock(mutex);
       sum += b - a;
     });
-    _exit(sum == 100 && teams == before ? 0 : 1);  // no team of the parent's is there
+    _exit(sum == 100 && teams == before ? 0 : 1);  // the parent's team is not used
   }
   int status = 1;
   CHECK(waitpid(child, &status, 0) == child && status == 0);
@@ -303,7 +302,7 @@ void engine(bool threaded) {
       one.requests = reinterpret_cast<char*>(a.data());
       one.receives = 2, one.count = 3;
       one.add_dst = sum.data(), one.add_src = add.data();
-      one.add_count = 1000, one.add_dtype = static_cast<int>(Dtype::f32);
+      one.add_count = 1000, one.add_dtype = Dtype::f32;
       two.requests = reinterpret_cast<char*>(b.data());
       two.receives = 0, two.count = 2;
       const auto job = engine.submit({one, nothing, two});
@@ -342,22 +341,15 @@ void engine(bool threaded) {
 
 int main() {
   kernels();
-  std::puts("kernels");
   rows();
-  std::puts("rows");
-  threads_agree();
-  std::puts("threads");
-  pool();
-  std::puts("pool");
   join_team(team);
-  pool();
+  parallel_calls();
+  threads_agree();
   CHECK(teams > 0);
-  std::puts("team");
   engine(true);
   engine(false);
-  std::puts("engine");
 #ifndef __SANITIZE_THREAD__  // which does not follow a fork of a process with threads
   after_fork();
-  std::puts("fork");
 #endif
+  std::puts("all done");
 }

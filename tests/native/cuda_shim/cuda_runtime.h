@@ -1,4 +1,4 @@
-// Plays CUDA on the host, so that g++ compiles csrc/mix.cu as it is and a test can run it.
+// Imitates CUDA on the host, so that g++ compiles csrc/mix.cu unchanged and a test can run it.
 //
 // Blocks run one after the other, the last first; the threads of a block are fibres that run until
 // __syncthreads() or their end. What this cannot show: races within a warp, speed, device

@@ -163,6 +163,21 @@ def test_the_number_of_threads_changes_no_bit(model: torch.dtype, wire: torch.dt
 
 
 @native
+def test_all_threads_flush_subnormals_if_the_caller_does() -> None:
+    """The setting belongs to a thread, and torch's other threads need not have it."""
+    torch.set_num_threads(4)
+    y = torch.full((1_000_003,), 1e-39)
+    torch.ones(1_000_003).mul_(2.0)  # the threads are there before the setting changes
+    out = torch.ones_like(y)
+    assert torch.set_flush_denormal(True)
+    try:
+        ops.fused_mix(out, y, [y], [0.5, 0.5])
+    finally:
+        torch.set_flush_denormal(False)
+    assert not out.view(torch.int32).any()
+
+
+@native
 def test_past_the_cache() -> None:
     """Larger than any last-level cache in sight: streaming stores, aligned or not."""
     n = 80_000_003

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from hpc_oldsgd import ops
 from hpc_oldsgd.doctor.machine import memory_available
-from hpc_oldsgd.ops import reference
+from hpc_oldsgd.ops import checks, reference
+from hpc_oldsgd.ops import native as loaded
 from support import mix_inputs
 from support.mix_inputs import Wrapped, same
 
@@ -195,14 +196,11 @@ def test_a_forked_child_mixes_with_threads() -> None:
     torch.set_num_threads(2)
     c = mix_inputs.case(torch.float32, torch.float32, 200_003, 2)
     expected = c.copy()
-    ops.fused_mix_delta(expected.x, c.y, c.neighbours, c.weights)  # the parent has its pool now
+    ops.fused_mix_delta(expected.x, c.y, c.neighbours, c.weights)  # the parent has its threads now
     wanted = expected.x.numpy().tobytes()
     child = os.fork()
     if child == 0:
-        ops._native.mix(
-            1, 1, 1, c.x.numel(), c.x.data_ptr(), c.y.data_ptr(),
-            [v.data_ptr() for v in c.neighbours], c.weights, 0, 0.0, False, 0, 0, 2,
-        )  # fmt: skip
+        ops.fused_mix_delta(c.x, c.y, c.neighbours, c.weights)
         # Not torch.equal: torch's own threads do not survive a fork.
         os._exit(0 if c.x.numpy().tobytes() == wanted else 1)
     _, status = os.waitpid(child, 0)
@@ -212,7 +210,7 @@ def test_a_forked_child_mixes_with_threads() -> None:
 @native
 def test_the_threads_are_torchs() -> None:
     """Of their own they would stand behind torch's, which spin for a while after each operation."""
-    if not ops._openmp():
+    if not loaded.openmp_entry():
         pytest.skip("this torch has no OpenMP that can be joined")
     code = """if True:
         import os, torch
@@ -276,8 +274,8 @@ print(*(w.message for w in seen), sep="\\n")
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_of_many_ranks_one_says_so(monkeypatch: pytest.MonkeyPatch, rank: str, times: int) -> None:
     monkeypatch.setenv("PMI_RANK", rank)
-    monkeypatch.setattr(ops, "_native", None)
-    monkeypatch.setattr(ops, "_announced", threading.Event())
+    monkeypatch.setattr(loaded, "extension", None)
+    monkeypatch.setattr(loaded, "_announced", threading.Event())
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -296,3 +294,22 @@ def test_more_than_2_to_the_31_elements() -> None:
     ops.fused_mix(y, y, [y], [0.25, 0.5])  # in place: one buffer of 4 GB is enough
     assert y[ones].tolist() == [0.75] * 5
     assert y[2**31 - 9 :].sum() == 3.0 and y[:9].sum() == 0.75
+
+
+@native
+def test_the_extensions_types_are_all_named() -> None:
+    assert set(loaded.DTYPES) == set(checks.TYPES)
+    assert sorted(d.name for d in loaded.DTYPES.values()) == sorted(
+        loaded.extension.Dtype.__members__
+    )
+
+
+@native
+def test_an_extension_of_other_sources_is_not_used() -> None:
+    code = """if True:
+        import hpc_oldsgd._native as extension
+        extension.API -= 1
+        from hpc_oldsgd import ops
+        print(ops.build_info()["reason"], ops.native_available())"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "the extension was built from other sources: reinstall the package False\n"
