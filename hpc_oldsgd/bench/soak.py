@@ -163,7 +163,7 @@ def requests_too_many(transport: MpiTransport, late: Late | None) -> int:
 def run(
     comm: Any, options: Options, spoil: Callable[[Runner], None] | None = None
 ) -> dict[str, Any]:
-    """The verdict, the same on every rank. `spoil` is for who doubts that it can be a bad one."""
+    """The verdict, the same on every rank. A test breaks the run by `spoil`."""
     from ..transport.mpi import MpiTransport
 
     n, i = comm.size, comm.rank

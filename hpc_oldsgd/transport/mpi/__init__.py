@@ -120,11 +120,11 @@ class MpiTransport(Transport):
 
     def all_reduce(self, x: torch.Tensor, round: int) -> MpiReduction:
         self._check_open()
-        ring = next((r for r in self._rings if not r.busy and r.fits(x)), None)
+        ring = next((r for r in self._rings if r.fits(x)), None)
         if ring is None:
             ring = Ring(self, x, len(self._rings))
             self._rings.append(ring)
-        reduction = MpiReduction(self, ring, x, round)
+        reduction = MpiReduction(ring, x, round)
         self._open.append(reduction)
         return reduction
 
@@ -191,10 +191,8 @@ class MpiTransport(Transport):
         if self.staging is not None:
             self.staging.stop()
         self.stop_engines()
-        for channel in self._channels:
-            channel.free()
-        for ring in self._rings:
-            ring.free()
+        for memory in (*self._channels, *self._rings):
+            memory.free()
         if not self.shrunk:
             self.comm.Free()
 
@@ -251,13 +249,13 @@ class MpiTransport(Transport):
         return named(ranks, self.hosts)
 
     def _channel(self, x: torch.Tensor) -> Channel:
-        free = [c for c in self._channels if not c.busy and c.fits(x)]
+        free = [c for c in self._channels if c.fits(x)]
         # The one into which the last mix has written a snapshot of x, be it current or not: so
         # every rank makes the same choice.
-        channel = next((c for c in free if c.has_written(x)), free[0] if free else None)
+        channel = next((c for c in free if c.has_kept(x)), free[0] if free else None)
         if channel is None:
             kind = WaitingChannel if self.late is None else LateChannel
-            channel = kind(self, x, tag=len(self._channels))
+            channel = kind(self, x, len(self._channels))
             self._channels.append(channel)
         return channel
 

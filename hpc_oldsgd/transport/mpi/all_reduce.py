@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..base import Pending, Reduction, ring_chunks, sum_type
 from ..progress import Stage
 from ..staging import host_memory
-from .in_flight import InFlight, StagedJob
+from .in_flight import InFlight, Memory, StagedJob
 from .requests import PersistentRequests, StartedRequest, as_bytes, pieces
 
 if TYPE_CHECKING:
@@ -22,18 +22,15 @@ if TYPE_CHECKING:
 TAG_RING = 30_000  # exchanges use the channel's number
 
 
-class Ring:
-    """Buffers and requests of a ring all-reduce: n - 1 steps that add, n - 1 that copy.
+class Ring(Memory):
+    """For one ring all-reduce at a time: n - 1 steps that add, n - 1 that copy.
 
     Chunk k is summed from rank k on, around the ring, so every run adds in the same order.
     """
 
     def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
-        t = self.transport = transport
-        self.number = number
-        self.busy = False
-        self._model = (x.shape, x.dtype, x.device)
-        self.staging = t.staging_for(x.device)
+        super().__init__(transport, x, number)
+        t = transport
         # Host memory, whatever MPI can read: the engine adds on the host.
         self.total = host_memory(x.shape, sum_type(x.dtype), x.device)
         bounds = ring_chunks(x.numel(), t.n)
@@ -59,9 +56,6 @@ class Ring:
             self._sets.append(requests)
             self.stages.append(Stage(requests, add=(target, into) if adds else None))
 
-    def fits(self, x: torch.Tensor) -> bool:
-        return self._model == (x.shape, x.dtype, x.device)
-
     def started(self) -> list[Stage]:
         if self.stages or self.transport.n == 1:
             return self.stages
@@ -78,14 +72,13 @@ class MpiReduction(InFlight, Reduction):
     kind = "all_reduce"
     track = "reduce"
 
-    def __init__(self, transport: MpiTransport, ring: Ring, x: torch.Tensor, round: int) -> None:
-        super().__init__(transport, round, lane=ring.number)
+    def __init__(self, ring: Ring, x: torch.Tensor, round: int) -> None:
+        super().__init__(ring, round)
         self.ring = ring
-        ring.busy = True
         if ring.staging is None:
             ring.total.copy_(x)
         out = [(ring.total, x.detach().clone())] if ring.staging else []
-        self._job = StagedJob(transport, ring.started(), ring.staging, out)
+        self._job = StagedJob(ring, ring.started(), out)
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
         self.wait()
@@ -105,9 +98,6 @@ class MpiReduction(InFlight, Reduction):
     def waits_for(self, over: bool) -> str:
         left = (self.transport.rank - 1) % self.transport.n
         return f"{self.transport.named([left])} in the all-reduce of round {self.round}"
-
-    def free(self) -> None:
-        self.ring.busy = False
 
 
 class MpiPending(Pending):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,15 +12,15 @@ import torch
 from ... import ops
 from ..base import Flight
 from ..progress import Stage
-from .in_flight import InFlight, StagedJob
+from .in_flight import InFlight, Memory, StagedJob
 from .requests import PersistentRequests, as_bytes, pieces
 
 if TYPE_CHECKING:
     from . import MpiTransport
 
 
-class Channel(ABC):
-    """The memory of one flight at a time, made once and used every round.
+class Channel(Memory):
+    """For one exchange at a time.
 
     The own snapshot `y` is ours from the end of one flight to the start of the next, MPI's in
     between; so are the received snapshots.
@@ -28,19 +28,11 @@ class Channel(ABC):
 
     y: torch.Tensor
 
-    def __init__(self, transport: MpiTransport, x: torch.Tensor, tag: int) -> None:
-        self.transport = transport
-        self.tag = tag
-        self.busy = False
-        self.staging = transport.staging_for(x.device)
-        self._model = (x.shape, x.dtype, x.device)
-        self._written: weakref.ref[torch.Tensor] | None = None
-        """Of which x a mix has written the snapshot into y, and ..."""
-        self._version = 0
-        """... at which version of it."""
-
-    def fits(self, x: torch.Tensor) -> bool:
-        return self._model == (x.shape, x.dtype, x.device)
+    def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
+        super().__init__(transport, x, number)
+        self._kept: weakref.ref[torch.Tensor] | None = None
+        """The x of which a mix has written the snapshot into y."""
+        self._version = 0  # of that x, when the snapshot was written
 
     def blank(self) -> torch.Tensor:
         shape, dtype, device = self._model
@@ -50,18 +42,19 @@ class Channel(ABC):
         """The memory that MPI uses in place of this tensor."""
         return self.staging.host(tensor) if self.staging else tensor
 
-    def has_written(self, x: torch.Tensor) -> bool:
-        """Whether a mix has written a snapshot of this x; it may be out of date."""
-        return self._written is not None and self._written() is x
+    def keep(self, x: torch.Tensor) -> None:
+        """A mix has written the snapshot of x as it is now into y."""
+        self._kept, self._version = weakref.ref(x), x._version
 
-    def wrote(self, x: torch.Tensor) -> None:
-        self._written, self._version = weakref.ref(x), x._version
+    def has_kept(self, x: torch.Tensor) -> bool:
+        """Whether y is a snapshot of x; it may be out of date."""
+        return self._kept is not None and self._kept() is x
 
     def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
-        current = self.has_written(x) and self._version == x._version
+        current = self.has_kept(x) and self._version == x._version
         if not current:
             self.next_y().copy_(x)
-        self._written = None
+        self._kept = None
         return self._fly(x, round)
 
     @abstractmethod
@@ -80,15 +73,12 @@ class Channel(ABC):
     def made(self) -> int:
         """Persistent requests so far."""
 
-    @abstractmethod
-    def free(self) -> None: ...
-
 
 class WaitingChannel(Channel):
     """For flights that wait for every neighbour."""
 
-    def __init__(self, transport: MpiTransport, x: torch.Tensor, tag: int) -> None:
-        super().__init__(transport, x, tag)
+    def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
+        super().__init__(transport, x, number)
         self.y = self.blank()
         self.y_host = self.host(self.y)
         self.received: list[torch.Tensor] = []
@@ -113,10 +103,10 @@ class WaitingChannel(Channel):
                 self.received_host.append(self.host(self.received[-1]))
             for (j, _), buffer in zip(neighbours, self.received_host, strict=False):
                 for piece in pieces(buffer, t.largest_message_bytes):
-                    receives.append(t.comm.Recv_init(as_bytes(piece), j, self.tag))
+                    receives.append(t.comm.Recv_init(as_bytes(piece), j, self.number))
             for j, _ in neighbours:
                 for piece in pieces(self.y_host, t.largest_message_bytes):
-                    sends.append(t.comm.Send_init(as_bytes(piece), j, self.tag))
+                    sends.append(t.comm.Send_init(as_bytes(piece), j, self.number))
             self._requests[phase] = PersistentRequests(receives, sends)
         return self._requests[phase]
 
@@ -139,10 +129,9 @@ class MpiFlight(InFlight, Flight):
 
     def __init__(self, channel: Channel, x: torch.Tensor, round: int) -> None:
         transport = channel.transport
-        InFlight.__init__(self, transport, round, lane=channel.tag)
+        InFlight.__init__(self, channel, round)
         Flight.__init__(self, x, transport.tail)
         self.channel = channel
-        channel.busy = True
         neighbours = transport.topology.neighbours(transport.rank, round)
         self.neighbours = [j for j, _ in neighbours]
         self.weights = [transport.topology.self_weight(transport.rank, round)]
@@ -184,9 +173,6 @@ class MpiFlight(InFlight, Flight):
         self._mixed(out, snapshot, start)
         return out
 
-    def free(self) -> None:
-        self.channel.busy = False
-
     def _mixed_tail(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
         """What the end of x becomes where it holds averages that fade."""
         faded = self.left_of_tail(x)
@@ -200,7 +186,7 @@ class MpiFlight(InFlight, Flight):
     def _mixed(self, x: torch.Tensor, snapshot: bool, start: float) -> None:
         self.end()
         if snapshot:
-            self.channel.wrote(x)
+            self.channel.keep(x)
         if self.transport.trace is not None:
             self.transport.trace.span("mix", "mix", start, time.perf_counter(), round=self.round)
 
@@ -212,13 +198,8 @@ class WaitingFlight(MpiFlight):
         super().__init__(channel, x, round)
         self._requests = channel.requests(round)
         self.received = channel.received[: len(self.neighbours)]
-        self._job = StagedJob(
-            self.transport,
-            [Stage(self._requests)],
-            channel.staging,
-            out=[(channel.y_host, channel.y)],
-            back=list(zip(self.received, channel.received_host, strict=False)),
-        )
+        back = list(zip(self.received, channel.received_host, strict=False))
+        self._job = StagedJob(channel, [Stage(self._requests)], [(channel.y_host, channel.y)], back)
 
     def done(self) -> bool:
         return self._job.done()

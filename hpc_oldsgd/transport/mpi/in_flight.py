@@ -14,7 +14,6 @@ from mpi4py import MPI
 
 from ..base import FlightRecord
 from ..progress import Job, Stage
-from ..staging import Staging
 
 if TYPE_CHECKING:
     from . import MpiTransport, WaitsFor
@@ -22,23 +21,35 @@ if TYPE_CHECKING:
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
+class Memory(ABC):
+    """Buffers and requests for one flight at a time, made once and used again."""
+
+    def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
+        self.transport, self.number = transport, number
+        self.busy = False
+        self.staging = transport.staging_for(x.device)
+        self._model = (x.shape, x.dtype, x.device)
+
+    def fits(self, x: torch.Tensor) -> bool:
+        return not self.busy and self._model == (x.shape, x.dtype, x.device)
+
+    @abstractmethod
+    def free(self) -> None: ...
+
+
 class StagedJob:
-    """A job of the progress engine; with `staging` also the copies before and after it.
+    """A job of the progress engine, and where the memory is staged the copies around it.
 
     `out` are (host, device) pairs to copy before it starts, `back` (device, host) pairs after it.
     """
 
     def __init__(
-        self,
-        transport: MpiTransport,
-        stages: list[Stage],
-        staging: Staging | None,
-        out: Pairs = (),
-        back: Pairs = (),
+        self, memory: Memory, stages: list[Stage], out: Pairs = (), back: Pairs = ()
     ) -> None:
-        self._transport, self._engine = transport, transport.engine
+        self._transport, self._engine = memory.transport, memory.transport.engine
         self._stages = stages  # the native engine reads MPI's handles in them
-        self._staging, self._back = staging, back
+        staging = self._staging = memory.staging
+        self._back = back
         self._job: Job | None = None
         self._future: Future[tuple[float, Any]] | None = None
         if staging is None:
@@ -91,10 +102,11 @@ class InFlight(ABC):
     track = "flight"
     left_out = 0
 
-    def __init__(self, transport: MpiTransport, round: int, lane: int) -> None:
-        self.transport = transport
+    def __init__(self, memory: Memory, round: int) -> None:
+        memory.busy = True
+        self._memory, self.transport = memory, memory.transport
         self.round = round
-        self.lane = lane
+        self.lane = memory.number
         self.waited = False
         self.posted = time.perf_counter()
 
@@ -118,13 +130,9 @@ class InFlight(ABC):
     def _complete(self) -> float:
         """Wait until all is here; when it was through."""
 
-    @abstractmethod
-    def free(self) -> None:
-        """Its memory may be used again."""
-
     def end(self) -> None:
         self.transport._open.remove(self)
-        self.free()
+        self._memory.busy = False
 
     def _record(self, start: float, completed: float) -> None:
         end, trace, r = time.perf_counter(), self.transport.trace, self.round

@@ -43,7 +43,7 @@ class Snapshot:
         self._active: list[Any] = []
 
     def send(self, j: int) -> None:
-        t, tag = self._channel.transport, self._channel.tag
+        t, tag = self._channel.transport, self._channel.number
         if j not in self._sends:
             parts = pieces(self.host, t.largest_message_bytes)
             self._sends[j] = [t.comm.Send_init(as_bytes(part), j, tag) for part in parts]
@@ -74,9 +74,9 @@ class Edge:
         self.host = channel.host(self.received)
         parts = pieces(self.host, t.largest_message_bytes)
         self._snapshot_receives = [
-            t.comm.Recv_init(as_bytes(part), j, channel.tag) for part in parts
+            t.comm.Recv_init(as_bytes(part), j, channel.number) for part in parts
         ]
-        self._comm, self._tag = t.comm, TAG_ANSWERS + channel.tag
+        self._comm, self._tag = t.comm, TAG_ANSWERS + channel.number
         self._answer = np.zeros(1, dtype=np.int64)
         self._answer_receive = t.comm.Recv_init(self._answer, j, self._tag)
         self._answer_sends: list[tuple[Any, Any]] = []  # requests, and the memory they read
@@ -159,8 +159,8 @@ class LateChannel(Channel):
 
     native = (0, 0, 0)  # only the Python engine tests it
 
-    def __init__(self, transport: MpiTransport, x: torch.Tensor, tag: int) -> None:
-        super().__init__(transport, x, tag)
+    def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
+        super().__init__(transport, x, number)
         self.edges: dict[int, Edge] = {}
         self.current = Snapshot(self)
         self.y = self.current.y
