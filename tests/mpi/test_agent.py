@@ -29,7 +29,7 @@ def test_every_training_loop_is_the_simulators(comm, loop):
         assert not torch.equal(expected[-1][0], expected[-1][1])
 
 
-@pytest.mark.ranks(1, 4)
+@pytest.mark.max_ranks(4)
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_algorithm_is_the_simulators(comm, name):
     cls = algorithms.get(name)
@@ -97,7 +97,7 @@ def test_buffers_are_mixed_with_the_parameters(comm):
         assert model[1].num_batches_tracked == 2
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.max_ranks(2)
 def test_alone_an_agent_is_its_optimizer(comm):
     """n = 1: whatever the algorithm, the loop with a bare optimizer. On every rank by itself."""
     for loop in LOOPS.values():

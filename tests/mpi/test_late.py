@@ -88,7 +88,7 @@ def check(graph, X, left_out, staleness):
         assert counts.max() <= staleness
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 @every_way
 def test_a_late_rank_is_left_out_and_the_mean_stays(comm, way):
     """Rank 1 sleeps through a round: its neighbours go on, once, and both sides know it."""
@@ -124,7 +124,7 @@ def test_a_late_rank_is_left_out_and_the_mean_stays(comm, way):
     transport.close()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("graph", ["ring", "one-peer-ring"])
 def test_random_pauses_never_divide_the_ends(comm, graph):
     n, i = comm.size, comm.rank
@@ -141,7 +141,7 @@ def test_random_pauses_never_divide_the_ends(comm, graph):
     transport.close()
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 def test_two_flights_at_once_have_their_own_words(comm):
     n, i = comm.size, comm.rank
     transport = MpiTransport(comm, topology.from_name("ring", n), late=Late(0.01, 1))
