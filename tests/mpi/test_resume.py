@@ -10,43 +10,19 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from hpc_oldsgd import algorithms, cli, export, simulate, tasks, train
+from hpc_oldsgd import algorithms, export
 from hpc_oldsgd.checkpoints.store import newest_first
 from hpc_oldsgd.errors import Stopped, UserError
-from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
-from hpc_oldsgd.training.signals import Inbox
-from support.simulated_runs import same
+from support.bits import same
+from support.faults import AskOnce
+from support.runs import WALL_MPI, rows_of, simulated, trained
 
-WALL = {"time", "step_s", "samples_per_s", "transfer", "exposed", "hidden", "eval_s"}
 SHORT = "--task logistic --iterations 24 --tau 2 --eval-every 3 --checkpoint-every 2"
 NAMES = algorithms.names() if MPI.COMM_WORLD.size == 3 else ["oldsgd"]
 
 
-class AskOnce(Inbox):
-    """The signal of one rank, at its k-th boundary."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        self.left = k
-
-    def take(self) -> set[str]:
-        self.left -= 1
-        return {"stop"} if self.left == 0 else set()
-
-
-def parse(kind: type, words: str, out: Path) -> tuple[Any, Any, Any]:
-    known = {"algorithm": algorithms.registry(), "task": tasks.registry()}
-    config, chosen = cli.parse_staged(kind, known, [*words.split(), "--out", str(out)])
-    return config, chosen["algorithm"], chosen["task"]
-
-
-def trained(words: str, out: Path, signals: Inbox | None = None) -> None:
-    train.run(*parse(TrainOptions, f"--threads 1 {words}", out), signals)
-
-
-def rows_of(run: Path) -> list[dict[str, Any]]:
-    rows = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in row.items() if k not in WALL} for row in rows]
+def rows(run: Path) -> list[dict[str, Any]]:
+    return rows_of(run, WALL_MPI)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,7 +41,7 @@ def test_stopped_by_one_rank_and_resumed(comm: MPI.Comm, mpi_tmp_path: Path, nam
     comm.Barrier()
     a, b = (export.newest(mpi_tmp_path / run, print) for run in ("whole", "cut"))
     assert a.r == b.r and same(a.read(comm.rank)["runner"], b.read(comm.rank)["runner"])
-    assert rows_of(mpi_tmp_path / "whole") == rows_of(mpi_tmp_path / "cut")
+    assert rows(mpi_tmp_path / "whole") == rows(mpi_tmp_path / "cut")
 
 
 @pytest.mark.parametrize("name", ["oldsgd", "overlap_local_sgd"])
@@ -79,7 +55,7 @@ def test_from_the_start(comm: MPI.Comm, mpi_tmp_path: Path, name: str) -> None:
     comm.Barrier()
     a, b = (export.newest(mpi_tmp_path / run, print) for run in ("run", "branch"))
     assert a.r == b.r and same(a.read(comm.rank)["runner"], b.read(comm.rank)["runner"])
-    assert rows_of(mpi_tmp_path / "run") == rows_of(mpi_tmp_path / "branch")
+    assert rows(mpi_tmp_path / "run") == rows(mpi_tmp_path / "branch")
 
 
 @pytest.mark.mpi(min_size=2)
@@ -97,9 +73,9 @@ def test_votes_lag_where_agents_may_run_ahead(comm: MPI.Comm, mpi_tmp_path: Path
     comm.Barrier()
     a, b = (export.newest(mpi_tmp_path / run, print) for run in ("whole", "cut"))
     assert a.r == b.r and same(a.read(comm.rank)["runner"], b.read(comm.rank)["runner"])
-    assert rows_of(mpi_tmp_path / "whole") == rows_of(mpi_tmp_path / "cut")
-    left_out = [row["left_out"] for row in rows_of(mpi_tmp_path / "hasty")]
-    assert max(left_out) > 0 and rows_of(mpi_tmp_path / "hasty")[-1]["round"] == 12
+    assert rows(mpi_tmp_path / "whole") == rows(mpi_tmp_path / "cut")
+    left_out = [row["left_out"] for row in rows(mpi_tmp_path / "hasty")]
+    assert max(left_out) > 0 and rows(mpi_tmp_path / "hasty")[-1]["round"] == 12
 
 
 def test_train_is_simulate_bit_for_bit(comm: MPI.Comm, mpi_tmp_path: Path) -> None:
@@ -109,15 +85,13 @@ def test_train_is_simulate_bit_for_bit(comm: MPI.Comm, mpi_tmp_path: Path) -> No
     trained(words, mpi_tmp_path / "mpi")
     comm.Barrier()
     if comm.rank == 0:
-        simulate.run(
-            *parse(SimulateOptions, f"{words} --agents {comm.size}", mpi_tmp_path / "stacked")
-        )
+        simulated(f"{words} --agents {comm.size}", mpi_tmp_path / "stacked")
     comm.Barrier()
     mine = export.newest(mpi_tmp_path / "mpi", print).read(comm.rank)
     theirs = export.newest(mpi_tmp_path / "stacked", print).read(0)
     assert torch.equal(mine["runner"]["x"], theirs["runner"]["x"][comm.rank])
     assert same(mine["runner"]["optimizer"], theirs["runner"]["optimizers"][comm.rank])
-    for a, b in zip(rows_of(mpi_tmp_path / "mpi"), rows_of(mpi_tmp_path / "stacked"), strict=True):
+    for a, b in zip(rows(mpi_tmp_path / "mpi"), rows(mpi_tmp_path / "stacked"), strict=True):
         assert a["agent_loss"] == b["agent_loss"] and a["test_accuracy"] == pytest.approx(
             b["test_accuracy"]
         )

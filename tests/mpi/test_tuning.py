@@ -39,7 +39,7 @@ def test_auto_is_the_run_that_was_told_its_tau(comm: MPI.Comm, mpi_tmp_path: Pat
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.max_ranks(4)
-@pytest.mark.usefixtures("prompt_disk")
+@pytest.mark.usefixtures("fast_disk")
 @pytest.mark.parametrize(
     "name, late, lag",
     [("oldsgd", "", 1), ("olgt", "", 1), ("oldsgd", "--late reuse --late-wait 60", 2)],

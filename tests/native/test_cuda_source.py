@@ -17,7 +17,8 @@ from hpc_oldsgd import ops
 from hpc_oldsgd.ops import reference
 from hpc_oldsgd.ops.checks import CODE
 from support import mix_inputs
-from support.mix_inputs import PAIR_NAMES, PAIRS, Case, same
+from support.bits import same
+from support.mix_inputs import PAIR_NAMES, PAIRS, Case
 
 Shim = Callable[..., bytes | None]
 FIXED_DEGREE = 64  # kMaxFixedDegree of mix.h
