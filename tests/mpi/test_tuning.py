@@ -11,17 +11,17 @@ from mpi4py import MPI
 
 from hpc_oldsgd import export, train
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.runs import session
-from hpc_oldsgd.simulate import Simulation
+from hpc_oldsgd.runs import spec
 from hpc_oldsgd.training import tau_measure
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
+from support.runs import in_memory
 
 SHORT = "--task digits --batchnorm --momentum 0.9 --iterations 24 --eval-every 2 --threads 1"
 
 
 def trained(words: str, out: Path) -> None:
     argv = [*words.split(), "--out", str(out)]
-    train.run(*session.parse_options(TrainOptions, "train", argv))
+    train.run(spec.parse(TrainOptions, "train", argv))
     MPI.COMM_WORLD.Barrier()
 
 
@@ -78,13 +78,13 @@ def test_retuned_together_and_resumed(
 
     # The simulator, told to change tau at the same boundaries, ends with the same bits.
     argv = f"{SHORT} --algorithm {name} --tau 1 --agents {comm.size}".split()
-    simulation = Simulation(*session.parse_options(SimulateOptions, "simulate", argv))
+    simulation = in_memory(spec.parse(SimulateOptions, "simulate", argv))
     taus = {3 + lag: tau, 6 + lag: 2 * tau // 3}
-    simulation.swarm.on_round.insert(
+    simulation.runner.on_round.insert(
         0, lambda r: setattr(r.algorithm, "tau", taus.get(r.r, r.algorithm.tau))
     )
     simulation.run()
-    X = simulation.swarm.x
+    X = simulation.runner.x
     newest = export.newest(mpi_tmp_path / "run", print)
     assert torch.equal(newest.read(comm.rank)["runner"]["x"], X[comm.rank])
 

@@ -1,6 +1,6 @@
 """The one place where tests make a run fail, stop or wait on purpose.
 
-In the process of the test, `on_step` calls a function after every step.
+In the process of the test: simulated(words, out, on_step=...), see runs.py.
 
 In a job, this file runs in place of `-m hpc_oldsgd.train`. FAULT names what ranks do, and after
 which iteration: what:rank:iteration, several with spaces between them.
@@ -33,29 +33,6 @@ from hpc_oldsgd.launch.launcher import launcher_rank
 from hpc_oldsgd.training.signals import Inbox
 
 HELD_AT, HELD_S = 1000, 300.0  # the iteration, and the longest wait
-
-
-@contextmanager
-def on_step(
-    call: Callable[[int], None], at_end: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """`call(t)` after step t of every run in here, and `at_end()` when all has been computed."""
-    # The only place that reaches into a run: everything else in tests goes through here.
-    step, close = Console.step, Console.close
-
-    def step_and_call(console: Console, t: int) -> None:
-        step(console, t)
-        call(t)
-
-    def close_and_call(console: Console) -> None:
-        close(console)
-        at_end()
-
-    Console.step, Console.close = step_and_call, close_and_call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Console.step, Console.close = step, close  # type: ignore[method-assign]
 
 
 class AskOnce(Inbox):
@@ -96,14 +73,23 @@ def has_checkpoint(out: Path, after_start: bool = False) -> bool:
     return any(out.glob(f"checkpoints/*{'[1-9]*' * after_start}/manifest.json"))
 
 
-def wait_for_a_signal(t: int) -> None:
-    """In the middle of a run, which might be over before the signal is sent."""
-    if t == HELD_AT:
-        woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake)
-        select.select([woken], [], [], HELD_S)
-        signal.set_wakeup_fd(-1)
+def hold_for_a_signal() -> None:
+    """A run of this process waits in its middle, or it might be over before a signal is sent.
+
+    For jobs whose command line cannot be changed: the only place that patches a run's course.
+    """
+    step = Console.step
+
+    def step_and_wait(console: Console, t: int) -> None:
+        step(console, t)
+        if t == HELD_AT:
+            woken, wake = os.pipe()
+            os.set_blocking(wake, False)
+            signal.set_wakeup_fd(wake)
+            select.select([woken], [], [], HELD_S)
+            signal.set_wakeup_fd(-1)
+
+    Console.step = step_and_wait  # type: ignore[method-assign]
 
 
 def freeze() -> None:
@@ -153,8 +139,8 @@ def run_with(fault: str, words: list[str]) -> None:
     from hpc_oldsgd import train
 
     sys.argv[1:] = words
-    with on_step(strike, FAULTS[what.removesuffix("-at-end")] if at_end else lambda: None):
-        train.main()
+    last = FAULTS[what.removesuffix("-at-end")] if at_end else lambda: None
+    train.main(on_step=strike, on_end=last)
 
 
 def main() -> None:

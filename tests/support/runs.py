@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hpc_oldsgd import algorithms, export, simulate, tasks, train
-from hpc_oldsgd.runs import session
+from hpc_oldsgd.runs import spec
+from hpc_oldsgd.runs.backend import Stacked
+from hpc_oldsgd.runs.session import Session
+from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.study.cells import Cell
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 from hpc_oldsgd.training.signals import Inbox
@@ -25,26 +27,24 @@ class Cut(Exception):
     """What a crash is to a run in this process."""
 
 
-def parse(
-    words: str, out: Path = Path("none"), kind: type[Any] = SimulateOptions
-) -> tuple[Any, Any, Any]:
-    """Options, algorithm and task."""
-    return session.parse_options(kind, "test", [*words.split(), "--out", str(out)])
+def parse(words: str, out: Path = Path("none")) -> Spec[SimulateOptions]:
+    return spec.parse(SimulateOptions, "simulate", [*words.split(), "--out", str(out)])
 
 
-def simulated(
-    words: str,
-    out: Path,
-    signals: Inbox | None = None,
-    on_step: Callable[[int], None] = lambda t: None,
-) -> Path:
-    with faults.on_step(on_step):
-        return simulate.run(*parse(words, out), signals)
+def simulated(words: str, out: Path, signals: Inbox | None = None, **hooks: Any) -> Path:
+    """`hooks` are those of Session: on_step(t) is called after step t."""
+    return simulate.run(parse(words, out), signals, **hooks)
+
+
+def in_memory(asked: Spec[SimulateOptions], **hooks: Any) -> Session:
+    """The same run without a folder, ready to go."""
+    return Session(asked, Stacked(asked.options), in_folder=False, **hooks)
 
 
 def trained(words: str, out: Path, signals: Inbox | None = None) -> None:
     """On all ranks."""
-    train.run(*parse(f"--threads 1 {words}", out, TrainOptions), signals)
+    argv = ["--threads", "1", *words.split(), "--out", str(out)]
+    train.run(spec.parse(TrainOptions, "train", argv), signals)
 
 
 def crash(words: str, out: Path, after: int = 20) -> None:

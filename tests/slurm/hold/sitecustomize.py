@@ -9,4 +9,4 @@ import sys
 if "hpc_oldsgd.train" in sys.orig_argv and "SLURM_RESTART_COUNT" not in os.environ:
     from support import faults
 
-    faults.on_step(faults.wait_for_a_signal).__enter__()
+    faults.hold_for_a_signal()

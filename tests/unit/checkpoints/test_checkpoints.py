@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd import algorithms, export, simulate
+from hpc_oldsgd import algorithms, export
 from hpc_oldsgd.checkpoints import shard_file, store
 from hpc_oldsgd.checkpoints.shard_file import Unusable
 from hpc_oldsgd.errors import Diverged, Stopped, UserError
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.training.signals import Inbox
 from support.bits import same
-from support.runs import SHORT, crash, last, parse, rows_of, simulated
+from support.runs import SHORT, crash, last, rows_of, simulated
 
 pytestmark = pytest.mark.usefixtures("fast_disk")
 
@@ -140,8 +140,7 @@ def test_another_run_is_refused_by_name(tmp_path: Path) -> None:
 def test_average_starts_other_agents_from_the_mean(tmp_path: Path) -> None:
     simulated(SHORT, tmp_path / "run")
     words = SHORT.replace("--agents 3", "--agents 5 --resume-average")
-    config, algorithm, task = parse(f"{words} --resume {tmp_path}/run", tmp_path / "new")
-    simulate.run(config, algorithm, task)
+    simulated(f"{words} --resume {tmp_path}/run", tmp_path / "new")
     first = rows_of(tmp_path / "new")[0]
     assert first["round"] == 3 and len(first["agent_loss"]) == 5
     assert first["batch_loss"] < rows_of(tmp_path / "run")[-1]["batch_loss"] + 0.05
@@ -213,7 +212,7 @@ def test_a_signal_stops_at_a_boundary(tmp_path: Path, number: signal.Signals) ->
             os.kill(os.getpid(), number)
 
     with pytest.raises(Stopped, match=r"after iteration 24 of 40.*round-00000012") as stopped:
-        simulated(SHORT, tmp_path / "run", inbox, interrupt)
+        simulated(SHORT, tmp_path / "run", inbox, on_step=interrupt)
     assert stopped.value.exit_code == 75
     simulated(f"{SHORT} --resume auto", tmp_path / "run")
     simulated(SHORT, tmp_path / "whole")

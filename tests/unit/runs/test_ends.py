@@ -17,7 +17,7 @@ from hpc_oldsgd.errors import Diverged, Stopped
 from hpc_oldsgd.tasks.digits import Logistic
 from support.bits import same
 from support.faults import AskOnce
-from support.runs import SHORT, last, parse, rows_of, simulated
+from support.runs import SHORT, in_memory, last, parse, rows_of, simulated
 
 
 def test_the_last_checkpoint_is_there_before_the_closing_test(
@@ -126,8 +126,8 @@ def test_a_stop_in_the_round_that_diverges_saves_nothing(tmp_path: Path) -> None
 
 def test_models_begin_where_the_start_says(tmp_path: Path) -> None:
     """The start's x is the initial model of every agent."""
-    config, algorithm, task = parse(f"{SHORT} --keep 99", tmp_path / "run")
-    simulate.run(config, algorithm, task)
+    asked = parse(f"{SHORT} --keep 99", tmp_path / "run")
+    simulate.run(asked)
     x = store.find(store.folder_of(tmp_path / "run", 0)).read(0)["runner"]["x"]
-    simulation = simulate.Simulation(config, algorithm, task)
-    assert isinstance(simulation.swarm.models[0], nn.Module) and torch.equal(x, simulation.swarm.x)
+    session = in_memory(asked)
+    assert isinstance(session.models[0], nn.Module) and torch.equal(x, session.runner.x)

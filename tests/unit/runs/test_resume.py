@@ -15,7 +15,8 @@ from torch import nn
 from hpc_oldsgd import export, tasks
 from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.runs import resume
+from hpc_oldsgd.runs.identity import differences, identity
+from hpc_oldsgd.runs.spec import make_topology
 from hpc_oldsgd.tasks import Digits
 from support.data_files import write_bpe, write_wikitext
 from support.runs import SHORT, contents, last, parse, rows_of, simulated
@@ -127,15 +128,14 @@ def test_other_data_is_another_run(tmp_path: Path) -> None:
     words = f"--task wikitext2-gpt2 --size tiny --seq 8 --data-dir {tmp_path}/data"
 
     def who() -> dict[str, object]:
-        config, algorithm, task = parse(f"{words} --agents 2", tmp_path / "run")
-        topology = resume.session.make_topology(config, 2)
-        return resume.identity("simulate", config, algorithm, task, topology, nn.Linear(1, 1))
+        asked = parse(f"{words} --agents 2", tmp_path / "run")
+        return identity("simulate", asked, make_topology(asked.options, 2), nn.Linear(1, 1))
 
     then = json.loads(json.dumps(who()))
-    assert resume.differences(who(), then) == ""
+    assert differences(who(), then) == ""
     text = tmp_path / "data" / "wikitext-2" / "train.txt"
     text.write_text(text.read_text() + "\nOne more word .\n")
-    assert resume.differences(who(), then).endswith("the data differs")
+    assert differences(who(), then).endswith("the data differs")
     # Those of older versions name no data, and where it came from.
     del then["data"]
-    assert resume.differences(who(), {**then, "download": False}) == ""
+    assert differences(who(), {**then, "download": False}) == ""

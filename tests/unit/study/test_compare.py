@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd import algorithms, simulate
+from hpc_oldsgd import algorithms
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.plot import style
 from hpc_oldsgd.runs import reader
@@ -56,14 +56,14 @@ def test_what_is_done_stays_when_one_is_refused_and_one_is_cut_short(
     """--late reuse does not fit lsgd; the table says so, and is there before the end."""
     out, seen = tmp_path / "run", []
 
-    class Counted(simulate.Simulation):
+    class Counted(compare.Session):
         def run(self) -> Any:
-            if self.swarm.algorithm.name == "oled":
+            if self.runner.algorithm.name == "oled":
                 raise KeyboardInterrupt
-            seen.append(self.swarm.algorithm.name)
+            seen.append(self.runner.algorithm.name)
             return super().run()
 
-    monkeypatch.setattr(simulate, "Simulation", Counted)
+    monkeypatch.setattr(compare, "Session", Counted)
     with pytest.raises(KeyboardInterrupt):
         compare.compare([*WORDS, "--late", "reuse", "--out", str(out)])
     table = (out / "compare.md").read_text()

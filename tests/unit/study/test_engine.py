@@ -17,6 +17,7 @@ import pytest
 from hpc_oldsgd import simulate
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.study import engine, speedup
 from hpc_oldsgd.study.cells import Shelf
 from support.runs import study_cell as cell
@@ -43,7 +44,7 @@ def test_a_run_that_was_cut_short_and_measured_less_begins_anew(
     """Its rows would be among those of the study, which says how it measured."""
     path, whole = tmp_path / "run", cell()
     begun = dataclasses.replace(whole.config, iterations=8, out=path, **less)
-    simulate.run(begun, whole.algorithm, whole.task)
+    simulate.run(Spec(begun, whole.algorithm, whole.task))
     (path / "summary.json").unlink()
     engine.run_one(whole, path)
     engine.run_one(whole, tmp_path / "straight")

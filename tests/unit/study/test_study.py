@@ -16,11 +16,14 @@ from hpc_oldsgd import algorithms, cli, simulate, tasks
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.plot import style
 from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runs.identity import same_iterates
+from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.study import engine, paper, plans, replay, speedup
-from hpc_oldsgd.study.cells import Cell, Shelf, first, key_of
+from hpc_oldsgd.study.cells import Cell, Shelf, first
 from hpc_oldsgd.study.report import Report
 from hpc_oldsgd.training.options import SimulateOptions
+from support.runs import in_memory
 from support.runs import study_cell as cell
 
 TINY = ["--task", "logistic", "--agents", "3", "--iterations", "20", "--jobs", "1"]
@@ -47,7 +50,7 @@ def test_replayed_times_are_those_of_a_run_at_that_clock(name: str, tmp_path: Pa
         clocks.append({"c": 2.0, "degree_aware": True})
     for clock in clocks:
         again = cell(name, **clock)
-        expected = simulate.Simulation(again.config, again.algorithm, again.task).run()
+        expected = in_memory(again.spec).run()
         timed = replay.at(once, run, **clock)
         assert timed.values("time") == pytest.approx([row["time"] for row in expected])
         assert timed.values("train_loss") == [row["train_loss"] for row in expected]
@@ -74,7 +77,7 @@ def test_a_run_of_an_older_version_lacks_options_that_are_at_their_defaults() ->
     content = {"options": options, "agents": 3, "alpha": made.alpha}
     content["algorithm"] = {"name": "oldsgd", **made.algorithm.options()}
     content["task"] = {"name": "logistic", **dataclasses.asdict(made.task)}
-    assert key_of(content, False) == made.key
+    assert same_iterates(content, False) == made.key
 
 
 def test_a_run_is_made_once_and_a_torn_one_again(
@@ -320,12 +323,12 @@ def test_gradients_together_are_those_of_each_agent() -> None:
         config = SimulateOptions(
             task="digits", agents=3, iterations=4, eval_samples=50, gradients=way
         )  # fmt: skip
-        made = simulate.Simulation(config, algorithms.get("kgt")(tau=2), tasks.get("digits")())
-        found[way] = made.run()[-1], made.swarm.x.clone()
+        made = in_memory(Spec(config, algorithms.get("kgt")(tau=2), tasks.get("digits")()))
+        found[way] = made.run()[-1], made.runner.x.clone()
     (a, x), (b, y) = found["each"], found["together"]
     assert torch.allclose(x, y, atol=1e-6) and not torch.equal(x[0], x[1])
     assert b["agent_loss"] == pytest.approx(a["agent_loss"], rel=1e-5)
     task = tasks.get("digits")(batchnorm=True)
     config = SimulateOptions(task="digits", agents=3, gradients="together")
     with pytest.raises(UserError, match="does not fit digits: the model has buffers"):
-        simulate.Simulation(config, algorithms.get("oldsgd")(), task)
+        in_memory(Spec(config, algorithms.get("oldsgd")(), task))

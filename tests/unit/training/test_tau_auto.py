@@ -15,7 +15,7 @@ from torch import nn
 
 from hpc_oldsgd import algorithms, simulate, topology
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.runs import session
+from hpc_oldsgd.runs import spec
 from hpc_oldsgd.simulation.slowdown import Drag
 from hpc_oldsgd.study import compare
 from hpc_oldsgd.training import tau_auto, tau_measure
@@ -117,7 +117,7 @@ def test_flights_under_way_together_count_once() -> None:
     ],
 )
 def test_the_last_tau_counts(words: str, rest: str, said: str) -> None:
-    assert tau_auto.take(words.split()) == (rest.split(), said)
+    assert spec.take_tau_auto(words.split()) == (rest.split(), said)
 
 
 @pytest.mark.parametrize(
@@ -125,28 +125,28 @@ def test_the_last_tau_counts(words: str, rest: str, said: str) -> None:
 )
 def test_bad_bounds(text: str) -> None:
     with pytest.raises(UserError, match="auto:LOW-HIGH"):
-        tau_auto.take(["--tau", text])
+        spec.take_tau_auto(["--tau", text])
 
 
 def test_options_that_do_not_fit() -> None:
     with pytest.raises(UserError, match="add --tau auto"):
-        session.parse_options(TrainOptions, "train", ["--retune", "5"])
+        spec.parse(TrainOptions, "train", ["--retune", "5"])
     with pytest.raises(UserError, match="--retune must be at least 0"):
-        session.parse_options(TrainOptions, "train", ["--retune", "-5", "--tau", "auto"])
+        spec.parse(TrainOptions, "train", ["--retune", "-5", "--tau", "auto"])
     with pytest.raises(UserError, match="give --tau a number"):
         compare.compare(["--algorithm", "all", "--tau", "auto"])
 
 
 def test_simulated_with_a_known_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = f"--task logistic --agents 3 --c 2.5 --iterations 6 --tau auto --out {tmp_path}/run"
-    config, algorithm, task = session.parse_options(SimulateOptions, "simulate", words.split())
-    out = simulate.run(config, algorithm, task)
+    asked = spec.parse(SimulateOptions, "simulate", words.split())
+    out = simulate.run(asked)
     assert "tau = 3 chosen: a message takes 2.5 gradients" in capsys.readouterr().err
     assert json.loads((out / "config.json").read_text())["algorithm"]["tau"] == 3
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["time"] == 6.0 and rows[-1]["exposed"] == 0 and rows[-1]["tau"] == 3
-    config.resume, config.iterations = "auto", 9
-    simulate.run(config, algorithm, task)
+    asked.options.resume, asked.options.iterations = "auto", 9
+    simulate.run(asked)
     assert "goes on from round 2, iteration 6, with tau 3" in capsys.readouterr().err
 
 
