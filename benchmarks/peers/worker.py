@@ -34,7 +34,7 @@ from hpc_oldsgd.bench.overlap import exchange_alone
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runtime.wire import wire_type
 from hpc_oldsgd.transport.mpi import MpiTransport, world
-from hpc_oldsgd.transport.mpi.requests import vendor
+from hpc_oldsgd.transport.mpi.job import vendor
 
 from . import report
 from .entries import ENTRIES, Entry, alone
@@ -109,7 +109,7 @@ class Bench:
         return self.idle.everywhere(*values).result()
 
     def _slowest(self, call: Callable[[], None]) -> float:
-        start = self.idle.together()
+        start = self.idle.barrier()
         call()
         return float(self.everywhere(time.perf_counter() - start).max())
 
@@ -136,7 +136,7 @@ class Bench:
         self.load.fresh()
         steps = entry.steps(self.load, self.options.tau)
         next(steps)  # made, and in step; this is the first step of the first round
-        self.idle.together()
+        self.idle.barrier()
         marks = []
         for block in range(WARM_UP + self.options.rounds):
             for _ in range(tau - (block == 0)):

@@ -27,7 +27,10 @@ class Algorithm:
 
     name: ClassVar[str] = ""
     reads_gradient: ClassVar[bool] = True
-    """False if the schedule only hands g to `descend`: then no flat copy of it is made."""
+    """False if the schedule only passes g to `descend`: then no flat copy of it is made."""
+    rebuilds_x: ClassVar[bool] = False
+    """True if the schedule replaces x by what was sent less alpha times the gradients. Then only
+    plain SGD may change x inside a round."""
 
     def __post_init__(self) -> None:
         if self.tau < 1:

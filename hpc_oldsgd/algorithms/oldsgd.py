@@ -39,8 +39,8 @@ class OLDSGD(Algorithm):
             self.form in ("delta", "gradient"),
             f'form must be "delta" or "gradient", not {self.form!r}',
         )
-        if self.form == "gradient":
-            self.reads_gradient = True  # type: ignore[misc]  # shadows the class's for this one
+        if self.form == "gradient":  # shadows the class's for this one
+            self.reads_gradient = self.rebuilds_x = True  # type: ignore[misc]
 
     def schedule(self, agent: Runner) -> Schedule:
         if self.form == "gradient":
@@ -53,7 +53,7 @@ class OLDSGD(Algorithm):
             for _ in range(self.tau):
                 g = yield  # gradient at x, on a fresh batch          | hidden under
                 agent.descend(g)  # x_i <- x_i - alpha g, any optimizer | the flight
-            flight.mix_into(agent.x, resend=True)  # one fused pass
+            flight.mix_into(agent.x, snapshot=True)  # one fused pass
 
     def _gradient_form(self, agent: Runner) -> Schedule:
         self.init(acc=agent.zeros())
@@ -69,4 +69,4 @@ class OLDSGD(Algorithm):
                 )
                 self.acc += g
                 agent.descend(g)
-            flight.mix(agent.x, self.acc, alpha, zero_acc=True, resend=True)
+            flight.mix(agent.x, self.acc, alpha, zero_acc=True, snapshot=True)

@@ -12,27 +12,25 @@ import dataclasses
 import gc
 import json
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import algorithms
-from ..checkpoints.writer import Checkpoints, Policy
+from ..checkpoints.store import Gather
 from ..data import Arrays, Batch, Source
 from ..errors import UserError
+from ..runs.session import Session
+from ..runs.spec import Spec
 from ..tasks import Task
 from ..tasks.base import Split
-from ..training.loop import Training, Worker
 from ..training.options import TrainOptions
 
-if TYPE_CHECKING:
-    from ..runtime.agent import Agent
-
+TAU, ALPHA = 2, 1e-6
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}  # model-sized buffers of the optimizer
 
 # The mean model and x as it was, for the exact consensus distance; the state while it is written.
@@ -117,86 +115,85 @@ def main(options: Options) -> None:
     torch.set_num_threads(1)
     names = algorithms.names() if "all" in options.algorithm else list(options.algorithm)
     small = dataclasses.replace(options, side=1000)
-    _row(small, comm, "oldsgd", _loop(small, "metrics"))  # what is loaded and opened only once
+    _loop_row(small, "metrics")  # what is loaded and opened only once
     results = [_row(options, comm, name) for name in names]
     if "oldsgd" in names:
-        for what in EXTRA:
-            more = _row(options, comm, "oldsgd", _loop(options, what))
-            more["algorithm"] += f" + {what}"
-            more["computed"] += EXTRA[what]
-            results.append(more)
+        results += [_loop_row(options, what) for what in EXTRA]
     if comm.rank == 0:
         print(_text(options, comm.size, results))
         if options.json:
             print(json.dumps({"options": dataclasses.asdict(options), "results": results}))
 
 
-def _row(
-    options: Options, comm: Any, name: str, extend: Callable[[Agent], None] = lambda agent: None
-) -> dict[str, Any]:
-    """One algorithm: an agent of its own, a few rounds, and the largest numbers of all ranks."""
+def _row(options: Options, comm: Any, name: str) -> dict[str, Any]:
+    """One algorithm: an agent of its own in a loop of its own, and the fullest rank's numbers."""
     from ..runtime.agent import Agent
 
     gc.collect()
     task = Matrix(side=options.side)
     meter = Meter(4 * options.side**2)
     model = task.model()
-    optimizer: torch.optim.Optimizer
-    if options.optimizer == "adamw":
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
-    else:
-        momentum = 0.9 if options.optimizer == "momentum" else 0.0
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=momentum)
-    algorithm = algorithms.near_tau(name, 2)
+    optimizer = _run_options(options).make_optimizer(model, ALPHA)
+    algorithm = algorithms.near_tau(name, TAU)
     agent = Agent(model, optimizer, algorithm, options.topology, comm, sync=False)
     meter.reset()
-    agent.on_round.append(meter.look)
-    extend(agent)
+    agent.observers.append(meter.look)
     batch = (torch.ones(1, 1),)
     while agent.r < options.rounds and not agent.finished:
         optimizer.zero_grad(set_to_none=not agent.algorithm.reads_gradient)
         task.loss(model, batch).backward()
         agent.step()
-    own = 2 + STATE[options.optimizer]
-    degree = len(agent.transport.topology.neighbours(agent.rank, 0))
-    numbers = [meter.held - own, meter.peak - own, _computed(agent), float(degree)]
-    largest = agent.transport.reduce(np.array(numbers), "max").result()
+    numbers = _fullest(options, meter, agent, agent.transport.gather_text)
     agent.finish()
-    held, peak, computed, degree = largest.tolist()
-    return {"algorithm": name, "held": held, "peak": peak, "computed": computed,
-            "degree": int(degree)}  # fmt: skip
+    return {"algorithm": name, **numbers}
 
 
-def _computed(agent: Agent) -> float:
-    """From what the schedule has opened: buffers of flights, of all-reduces, and its state."""
+def _loop_row(options: Options, what: str) -> dict[str, Any]:
+    """OLDSGD in the run of `train`, with a row or a checkpoint under way nearly all the time."""
+    from ..runs.mpi_backend import Mpi
+
+    gc.collect()
+    meter = Meter(4 * options.side**2)
+    with tempfile.TemporaryDirectory() as folder:  # rank 0's is everybody's
+        run_options = _run_options(
+            options, iterations=TAU * options.rounds, out=Path(folder) / "run",
+            eval_every=2 if what == "metrics" else 10**6, checkpoint_seconds=0.0,
+            checkpoint_every=2 if what == "checkpoint" else 0,
+        )  # fmt: skip
+        spec = Spec(run_options, algorithms.near_tau("oldsgd", TAU), Matrix(side=options.side))
+        backend = Mpi(run_options, "bench memory", lambda text: None)
+        session = Session(spec, backend, in_folder=what == "checkpoint")
+        meter.reset()
+        session.runner.observers.append(meter.look)
+        session.run()
+    numbers = _fullest(options, meter, session.runner, backend.gather)
+    numbers["computed"] += EXTRA[what]
+    return {"algorithm": f"oldsgd + {what}", **numbers}
+
+
+def _run_options(options: Options, **more: Any) -> TrainOptions:
+    return TrainOptions(
+        topology=options.topology, alpha=ALPHA, threads=1,
+        optimizer="adamw" if options.optimizer == "adamw" else "sgd",
+        momentum=0.9 if options.optimizer == "momentum" else 0.0, **more,
+    )  # fmt: skip
+
+
+def _fullest(options: Options, meter: Meter, agent: Any, gather: Gather) -> dict[str, Any]:
+    """The largest of all ranks: measured, and computed from what the schedule has opened."""
     transport = agent.transport
-    degree = len(transport.topology.neighbours(agent.rank, 0))
+    degree = len(transport.topology.neighbours(transport.rank, 0))
     flights = len(transport._channels) * (degree + 1)
     reductions = len(transport._rings) * (1 + 1 / transport.n)
-    return flights + reductions + len(agent.algorithm.state_dict())
-
-
-def _loop(options: Options, what: str) -> Callable[[Agent], None]:
-    """The training loop of `train`, with a row or a checkpoint under way nearly all the time."""
-
-    def extend(agent: Agent) -> None:
-        task = Matrix(side=options.side)
-        iterations = 2 * options.rounds
-        with tempfile.TemporaryDirectory() as folder:
-            config = TrainOptions(eval_every=2 if what == "metrics" else 10**6)
-            shard = task.shard(agent.rank, agent.n)
-            worker = Worker(agent.rank, agent.model, agent.optimizer, shard)
-            training = Training(config, task, agent, [worker], iterations)
-            if what == "checkpoint":
-                training.checkpoints = Checkpoints(
-                    Path(folder), agent.transport, training.control, Policy(every=2),
-                    shard=agent.rank, count=agent.n, about={"run": {}},
-                )  # fmt: skip
-            training.run()
-            training.control.settle()
-            agent.transport.reduce(np.zeros(1)).result()  # all have read and written
-
-    return extend
+    not_counted = 2 + STATE[options.optimizer]  # the model, its gradient
+    own = {
+        "held": meter.held - not_counted,
+        "peak": meter.peak - not_counted,
+        "computed": flights + reductions + len(agent.algorithm.state_dict()),
+        "degree": degree,
+    }
+    ranks = [json.loads(text) for text in gather(json.dumps(own))]
+    return {key: max(rank[key] for rank in ranks) for key in own}
 
 
 def _text(options: Options, n: int, results: list[dict[str, Any]]) -> str:

@@ -103,7 +103,7 @@ class Loop:
 def main(options: Options) -> None:
     from ..runtime.agent import Agent
     from ..transport.mpi import world
-    from ..transport.mpi.requests import vendor
+    from ..transport.mpi.job import vendor
 
     comm = world()
     bare, ours = Loop(options), Loop(options)

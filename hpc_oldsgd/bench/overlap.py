@@ -26,7 +26,7 @@ from ..algorithms import Algorithm
 from ..errors import UserError
 from ..runtime.runner import Runner
 from ..runtime.wire import wire_type
-from ..simulation.slowdown import Drag, check_jitter, slowdowns
+from ..simulation.slowdown import Slowdown, check_jitter
 from ..transport.late import Late
 from .overlap_text import text
 
@@ -101,8 +101,7 @@ class Gradient:
     def __init__(self, options: Options, transport: MpiTransport) -> None:
         self.options = options
         n, rank = transport.n, transport.rank
-        self._slowdown = slowdowns(options.slow, n)[rank]
-        self._drag = Drag(options.slow, options.jitter, 0, n, rank)
+        self._pace = Slowdown(options.slow, options.jitter, 0, n, rank)
         self.jitters = False
         """Off while the gradient is measured alone."""
         self.wall_s = self.cpu_s = 0.0
@@ -115,7 +114,7 @@ class Gradient:
     def __call__(self, transport: MpiTransport) -> None:
         start, start_cpu = time.perf_counter(), time.thread_time()
         slices = self.options.polls if transport.progress == "poll" else 1
-        factor = self._drag.factor() if self.jitters else self._slowdown
+        factor = self._pace.next_factor() if self.jitters else self._pace.factor
         spins = round(self.spins * factor)
         for k in range(slices):
             if self.spins:
@@ -137,7 +136,7 @@ class Gradient:
         seconds, times = 0.0, 1
         while seconds < min(0.1, self.options.grad_seconds):
             times *= 2
-            start = transport.together()
+            start = transport.barrier()
             self._spin(times)
             seconds = float(transport.everywhere(time.perf_counter() - start).result().max())
         return max(1, round(times * self.options.grad_seconds / seconds))
@@ -157,7 +156,7 @@ class Emulated(Runner):
         self.gradient = gradient
         self.boundaries: list[tuple[float, float, float]] = []
         """At every round: wall time, wall time spent in gradients, processor time outside them."""
-        self.on_round.append(self._mark)
+        self.observers.append(self._mark)
 
     def step(self) -> bool:
         self.gradient(self.transport)
@@ -175,7 +174,7 @@ class Emulated(Runner):
 def main(options: Options) -> None:
     from ..launch.device import choose_device
     from ..transport.mpi import MpiTransport, world
-    from ..transport.mpi.requests import vendor
+    from ..transport.mpi.job import vendor
 
     comm = world()
     graph = topology.from_name(options.topology, comm.size)
@@ -232,7 +231,7 @@ def flat_model(options: Options, rank: int) -> Tensor:
 def gradient_alone(transport: MpiTransport, gradient: Gradient) -> float:
     times = []
     for _ in range(IDLE_REPEATS):
-        start = transport.together()
+        start = transport.barrier()
         gradient(transport)
         times.append(time.perf_counter() - start)
     return float(transport.everywhere(float(np.median(times))).result().max())
@@ -245,7 +244,7 @@ def exchange_alone(
     period = transport.topology.period
     times = []
     for r in range((warm_up + repeats) * period):
-        transport.together()
+        transport.barrier()
         transport.exchange(x, r).wait()
         transport.drain()
         times.append(transport.records[-1].transfer)
@@ -264,7 +263,7 @@ def measure(
     runner = Emulated(flat_model(options, transport.rank), algorithm, transport, gradient)
     gradient.jitters = True
     transport.records = deque()  # all of them
-    transport.together()
+    transport.barrier()
     runner.start()
     while runner.r < WARM_UP + options.rounds:
         runner.step()

@@ -111,7 +111,7 @@ class Watch:
         self._scale = 0.0
         self._first: NDArray[np.float64] | None = None
         self._sums: deque[Pending] = deque()
-        runner.on_round.append(self.boundary)
+        runner.observers.append(self.boundary)
 
     def boundary(self, runner: Runner) -> None:
         total = (runner.x + self.descended).numpy()
@@ -176,7 +176,7 @@ def run(
     if spoil is not None:
         runner.on_round.append(spoil)
     watch = Watch(runner, problem, options.rounds, 1 + (late.staleness if late else 0))
-    runner.on_round.append(lambda r: r.stop() if r.r == options.rounds else None)
+    runner.observers.append(lambda r: r.stop() if r.r == options.rounds else None)
     stopper = _stopper(transport, options)
     start = time.perf_counter()
     runner.start()
@@ -221,7 +221,7 @@ def run(
 
 def main(options: Options) -> None:
     from ..transport.mpi import world
-    from ..transport.mpi.requests import vendor
+    from ..transport.mpi.job import vendor
 
     comm = world()
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..runtime.flat import Flat
-from ..transport.base import ring_chunks
+from ..transport.base import ring_chunks, ring_mean
 from .store import Checkpoint
 
 
@@ -47,7 +47,7 @@ class Shards:
 
     def x(self, i: int, a: int, b: int) -> Tensor:
         part: Tensor = self._x[0][i : i + 1, a:b][0] if self.stacked else self._x[i][a:b]
-        return part.clone()
+        return part
 
     def outside(self, i: int, name: str) -> Tensor:
         file, at = (self.files[0], i) if self.stacked else (self.files[i], 0)
@@ -76,11 +76,10 @@ def mean_state_dict(found: Checkpoint) -> dict[str, Tensor]:
 
 
 def mean_x(shards: Shards) -> Tensor:
-    """(1/n) sum_i x_i: chunk k is summed from agent k on, as the ring all-reduce does it."""
-    chunks = []
-    for k, (a, b) in enumerate(ring_chunks(shards.d, shards.n)):
-        total = shards.x(k, a, b)
-        for step in range(1, shards.n):
-            total += shards.x((k + step) % shards.n, a, b)
-        chunks.append(total.div_(shards.n))
-    return torch.cat(chunks)
+    """The mean of x, in its own type."""
+    n, chunks = shards.n, ring_chunks(shards.d, shards.n)
+
+    def nth(step: int) -> Tensor:
+        return torch.cat([shards.x((k + step) % n, a, b) for k, (a, b) in enumerate(chunks)])
+
+    return ring_mean(nth, n).to(shards.x(0, 0, 1).dtype)

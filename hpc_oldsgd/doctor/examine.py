@@ -53,7 +53,7 @@ def main(options: Options) -> None:
     begin = time.perf_counter()
     from ..transport.mpi import Startup, world
     from ..transport.mpi.cuda_probe import cuda_aware
-    from ..transport.mpi.requests import limit
+    from ..transport.mpi.job import limit
 
     comm = world()
     check_world(comm.size)
@@ -81,15 +81,16 @@ def main(options: Options) -> None:
 
 
 def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:
+    from ..transport.mpi.collectives import gather_text
+    from ..transport.mpi.cuda_probe import says_cuda_aware
     from ..transport.mpi.link_probe import library
-    from ..transport.mpi.requests import gather_text, says_cuda_aware
 
     own = {**machine.facts(device), "library": library(), "says_cuda_aware": says_cuda_aware()}
     return [json.loads(text) for text in gather_text(comm, json.dumps(own))]
 
 
 def _offsets(comm: Any, own: float) -> list[float]:
-    from ..transport.mpi.requests import gather_text
+    from ..transport.mpi.collectives import gather_text
 
     return [float(text) for text in gather_text(comm, repr(own))]
 

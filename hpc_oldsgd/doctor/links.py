@@ -48,13 +48,14 @@ def alone(
 ) -> list[dict[str, Any]]:
     """Every edge, measured by its lower rank. Collective; the result is on every rank."""
     from ..transport.mpi import link_probe
-    from ..transport.mpi.requests import gather_text, limit
+    from ..transport.mpi.collectives import gather_text
+    from ..transport.mpi.job import limit
 
     groups = colours(edges, places)
     share_s = min(EDGE_S, TOTAL_S / max(1, len(groups)) / (2 * REPEATS + 2))
     measured = []
     for group in groups:
-        link_probe.together(comm)
+        link_probe.barrier(comm)
         mine = next((edge for edge in group if comm.rank in edge), None)
         if mine is None:
             continue
@@ -77,7 +78,7 @@ def alone(
                     "intact": intact and whole,
                 }
             )
-    link_probe.together(comm)
+    link_probe.barrier(comm)
     texts = gather_text(comm, json.dumps(measured))
     found = [link for text in texts for link in json.loads(text)]
     return sorted(found, key=lambda link: link["edge"])
@@ -91,7 +92,7 @@ def at_once(
     Adds `at_once_bytes_per_s` to the links. Collective.
     """
     from ..transport.mpi import link_probe
-    from ..transport.mpi.requests import gather_text
+    from ..transport.mpi.collectives import gather_text
 
     slowest = min((link["bytes_per_s"] for link in links), default=0.0)
     largest = max((link["bytes"] for link in links), default=0)

@@ -17,10 +17,10 @@ from ..checkpoints.store import Checkpoint
 from ..runtime.agent import Agent
 from ..runtime.sgd import Optimizer
 from ..simulation.clock import Clock
-from ..simulation.slowdown import Drag
+from ..simulation.slowdown import Slowdown
 from ..simulation.stacked import StackedTransport
 from ..simulation.swarm import Swarm
-from ..simulation.vmap_gradients import Together
+from ..simulation.vmap_gradients import VmapGradients
 from ..tasks import Task
 from ..topology import Topology
 from ..training import tau_auto
@@ -87,11 +87,11 @@ class Backend(ABC):
         topology: Topology,
     ) -> Agent | Swarm: ...
 
-    def make_together(self, task: Task, workers: Sequence[Worker]) -> Together | None:
+    def make_vmap(self, task: Task, workers: Sequence[Worker]) -> VmapGradients | None:
         """Where all gradients are taken in one pass."""
         return None
 
-    def make_drag(self, runner: Agent | Swarm) -> Drag | None:
+    def make_slowdown(self, runner: Agent | Swarm) -> Slowdown | None:
         """What makes the agents of this process slow, where real time does not suffice."""
         return None
 
@@ -167,8 +167,8 @@ class Stacked(Backend):
         transport = StackedTransport(topology, self._clock(), wire, options.late_policy())
         return Swarm(models, optimizers, algorithm, transport, buffers=options.buffers)
 
-    def make_together(self, task: Task, workers: Sequence[Worker]) -> Together | None:
-        return Together(task, workers) if self.options.gradients == "together" else None
+    def make_vmap(self, task: Task, workers: Sequence[Worker]) -> VmapGradients | None:
+        return VmapGradients(task, workers) if self.options.gradients == "together" else None
 
     def ready(self, session: Session) -> None:
         pass

@@ -18,13 +18,13 @@ from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
 from ..runtime.agent import Agent
 from ..runtime.sgd import Optimizer
-from ..simulation.slowdown import Drag, slowdowns
+from ..simulation.slowdown import Slowdown, slowdowns
 from ..simulation.swarm import Swarm
 from ..topology import Topology
 from ..training import tau_auto, tau_measure
 from ..training.options import TrainOptions
 from ..transport.mpi import Startup, ulfm, world
-from ..transport.mpi.requests import AFTER_RANK_0_S, end_job, end_rank
+from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank
 from ..transport.trace import Trace, merge
 from .backend import Backend
 from .recovery import Recovery
@@ -105,20 +105,21 @@ class Mpi(Backend):
             trace=self.trace,
         )
 
-    def make_drag(self, runner: Agent | Swarm) -> Drag:
+    def make_slowdown(self, runner: Agent | Swarm) -> Slowdown:
         assert isinstance(runner, Agent)
         options, transport = self.options, runner.transport
         poll = transport.poll if transport.progress == "poll" else None
-        return Drag(options.slow, options.jitter, options.seed, self.n, runner.rank, poll)
+        return Slowdown(options.slow, options.jitter, options.seed, self.n, runner.rank, poll)
 
     def ready(self, session: Session) -> None:
         """Measures what --tau auto asks for. From here on a late rank is explained by its board."""
         options, loop = self.options, session.loop
         assert isinstance(session.runner, Agent)
-        session.runner.transport.watch(session.plan.path)
+        if session.in_folder:
+            session.runner.transport.watch(session.plan.path)
         if options.auto_tau:
             bounds = tau_auto.Bounds.parse(options.auto_tau)
-            if session.plan.goes_on is None:
+            if session.plan.resumes is None:
                 self.say(tau_measure.calibrate(loop, bounds).reason)
             if options.retune:
                 tau_measure.Retuner(loop, bounds, options.retune)
@@ -132,7 +133,7 @@ class Mpi(Backend):
         assert self.recovery is not None
         self.recovery.finish()
         self.recovery.transport.stop_watching()
-        if self.trace is not None:
+        if self.trace is not None and session.in_folder:
             self.trace.align(self.startup.clock_offset())
             problem = write_trace(self.trace, session.plan.path, self.gather)
             session.report.console.warn(problem)

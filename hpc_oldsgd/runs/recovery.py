@@ -80,16 +80,16 @@ class Recovery:
         """Collective among the living. Another death meanwhile raises again: mend again."""
         start = time.perf_counter()
         agent, loop, transport = self.agent, self.loop, self.transport
-        keeper = loop.checkpoints
-        assert keeper is not None
+        checkpoints = loop.checkpoints
+        assert checkpoints is not None
         transport.status.set("repairing the graph")
-        keeper.abandon()
+        checkpoints.abandon()
         alive = ulfm.shrink(transport)
         told = [json.loads(text) for text in transport.gather_text(json.dumps(self._tell()))]
         r, t, tau = max((one["r"], one["t"], one["tau"]) for one in told)
         name, graph = repaired(self.options, len(alive))
         if transport.rank == 0:
-            keeper.forget(r)
+            checkpoints.forget(r)
         ulfm.rebuild(transport, graph)
         self._note([one["rank"] for one in told], r)
         loop.set_tau(tau)
@@ -98,13 +98,13 @@ class Recovery:
             agent.local_step()
         agent.stand_at(r)
         data = self._share_out([one["agent"] for one in told])
-        loop.regroup(transport.rank, self._rows_before(r, keeper.run))
+        loop.regroup(transport.rank, self._rows_before(r, checkpoints.run))
         spec = Spec(replace(self.options, topology=name), agent.algorithm, loop.task)
         who = identity("train", spec, graph, agent.model)
-        keeper.regroup(transport.rank, transport.n, {"run": who, "data": data, **self.about()})
-        transport.watch(keeper.run)
+        checkpoints.regroup(transport.rank, transport.n, {"run": who, "data": data, **self.about()})
+        transport.watch(checkpoints.run)
         if transport.rank == 0:
-            folder = RunFolder(keeper.run, self.options.tensorboard, loop.rows)
+            folder = RunFolder(checkpoints.run, self.options.tensorboard, loop.rows)
             self.session.report.take_over(folder, loop.iterations)
         loop.say(self._story(graph, r, t, time.perf_counter() - start))
         agent.begin_anew()

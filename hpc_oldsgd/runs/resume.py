@@ -38,27 +38,27 @@ class Plan:
     """What the folder holds is removed."""
 
     @property
-    def goes_on(self) -> Checkpoint | None:
+    def resumes(self) -> Checkpoint | None:
         return None if self.average else self.found
 
     @property
     def lost(self) -> list[dict[str, Any]]:
         """The agents that died in the jobs before."""
-        return [] if self.goes_on is None else list(self.goes_on.manifest.get("lost", []))
+        return [] if self.resumes is None else list(self.resumes.manifest.get("lost", []))
 
     def data(self, n: int) -> tuple[list[int], int]:
         """Whose part of the data each rank has, and among how many it was dealt.
 
         Not rank i's of n once agents have died: the others kept theirs.
         """
-        known = self.goes_on.manifest.get("data") if self.goes_on is not None else None
+        known = self.resumes.manifest.get("data") if self.resumes is not None else None
         return (known["agents"], known["of"]) if known else (list(range(n)), n)
 
     def prepare(self) -> list[dict[str, Any]]:
         """Make the folder ready, in one process only: the rows that stay. Raises UserError."""
         folder.prepare(self.path, self.overwrite, resume=self.here)
         heartbeat.clear(self.path)
-        if self.goes_on is None or self.found is None:
+        if self.resumes is None or self.found is None:
             return []
         if self.here:
             store.remove_newer(self.path, self.found.r)
@@ -147,7 +147,7 @@ def read(plan: Plan, part: int, model: nn.Module, alpha: float) -> dict[str, Any
 
     The step size may change with a resume; an algorithm reads it when its first round starts.
     """
-    found = plan.goes_on
+    found = plan.resumes
     if found is None:
         return None
     try:

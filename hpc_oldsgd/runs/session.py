@@ -61,7 +61,7 @@ class Session:
         `on_step` is called after every step, `on_end` when all flights have ended.
         """
         console = console or Console("", shown=False)
-        self.spec, self.backend, self._on_end = spec, backend, on_end
+        self.spec, self.backend, self.in_folder, self._on_end = spec, backend, in_folder, on_end
         parts = backend.check(lambda: Parts(spec, backend, in_folder))
         self.topology, self.models = parts.topology, parts.models
         self.plan = NOWHERE
@@ -75,7 +75,7 @@ class Session:
         optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
         algorithm = self._with_saved_tau(parts.algorithm)
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
-        history, folder = self._open_folder(in_folder)
+        history, folder = self._open_folder()
         with backend.alone():
             self.report = Report(console, folder)
             # An agent that may run ahead of its neighbours must not wait for their votes instead.
@@ -88,8 +88,8 @@ class Session:
                 control=control,
                 checkpoints=self._make_checkpoints(parts, start, control) if in_folder else None,
                 rows=history, data_of=start.data_of,
-                together=backend.make_together(spec.task, workers),
-                drag=backend.make_drag(self.runner), signals=signals,
+                vmap=backend.make_vmap(spec.task, workers),
+                slowdown=backend.make_slowdown(self.runner), signals=signals,
                 on_row=self.report.row, on_step=both(console.step, on_step), say=console.say,
             )  # fmt: skip
             backend.ready(self)
@@ -123,16 +123,16 @@ class Session:
 
     def _with_saved_tau(self, algorithm: Algorithm) -> Algorithm:
         """--tau auto is answered once: a resumed run keeps the tau it had."""
-        found = self.plan.goes_on
+        found = self.plan.resumes
         if found is None or not self.spec.options.auto_tau:
             return algorithm
         return replace(algorithm, tau=found.manifest["tau"])
 
-    def _open_folder(self, in_folder: bool) -> tuple[list[dict[str, Any]], RunFolder | None]:
+    def _open_folder(self) -> tuple[list[dict[str, Any]], RunFolder | None]:
         """The rows that the run goes on from, and the folder, where this process writes it."""
 
         def open_it() -> tuple[list[dict[str, Any]], RunFolder | None]:
-            if not (in_folder and self.backend.first):
+            if not (self.in_folder and self.backend.first):
                 return [], None
             history = self.plan.prepare()
             return history, RunFolder(self.plan.path, self.spec.options.tensorboard, history)
@@ -189,7 +189,7 @@ class Session:
 
     def _go_on_from(self, state: dict[str, Any] | None) -> None:
         """Put the run where its checkpoint was. Collective."""
-        found, alpha = self.plan.goes_on, self.spec.alpha
+        found, alpha = self.plan.resumes, self.spec.alpha
         if found is None or state is None:
             return
         self.loop.load_state_dict(state, save=not self.plan.here)
@@ -204,8 +204,9 @@ class Session:
         loop = self.loop
         if not loop.stopped:
             return None
-        keeper = loop.checkpoints
-        saved = keeper.last.name if keeper is not None and keeper.last is not None else "none"
+        checkpoints = loop.checkpoints
+        last = None if checkpoints is None else checkpoints.last
+        saved = "none" if last is None else last.name
         return Stopped(
             f"stopped by a signal after iteration {self.runner.t} of {loop.iterations}, the last "
             f"checkpoint is {saved}: go on with --resume auto --out {self.plan.path}"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
 
 from .. import topology as topologies
@@ -14,9 +15,11 @@ from ..errors import UserError
 from ..topology import Topology
 from ..transport.trace import Trace
 from .flat import Buffers, Flat
-from .runner import Runner, only_reads, reads_only
+from .runner import Runner
+from .running_statistics import running_statistics
 from .sgd import Optimizer, one_alpha
-from .wire import check_form, check_wire, is_gradient_form, wire_type
+from .unread_gradient import UNREAD
+from .wire import check_form, check_wire, wire_type
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -64,8 +67,8 @@ class Agent(Runner):
             comm, topology, wire=wire_type(wire, self.flat.dtype), trace=trace,
             timeout_s=timeout_s, **transport_options,
         )  # fmt: skip
-        transport.running = self.flat.running()
-        super().__init__(self.flat.x, algorithm, transport, trace)
+        tail = running_statistics([self.flat])
+        super().__init__(self.flat.x, algorithm, transport, trace, tail)
         try:
             startup.check(self._check_optimizer)
             self._check_same_model(sync)
@@ -74,15 +77,13 @@ class Agent(Runner):
             raise
         if sync:
             self._take_rank_zeros_model()
-        self._left_at: int | None = None
-        """The version of all weights after the last step, where nobody else may change them."""
         self._hooks: list[RemovableHandle] = []
         if transport.progress == "poll":
             for slot in self.flat.parameters:
                 tensor: Any = slot.tensor
                 hook = tensor.register_post_accumulate_grad_hook(lambda _: transport.poll())
                 self._hooks.append(hook)
-        self.on_round.append(self._check_views)
+        self.observers.append(lambda _: self.flat.check_views())
         self.start()
 
     @property
@@ -102,21 +103,18 @@ class Agent(Runner):
 
         False once a stop was agreed; the model is then at a round boundary.
         """
-        if self._left_at is not None and self.flat.version() != self._left_at:
-            raise UserError(
-                'weights were changed inside a round, which form="gradient" would undo: make the '
-                'Agent after weights are loaded, or use form="delta"'
-            )
-        if self.algorithm.reads_gradient:
-            return self.advance(self.flat.gradient())
-        return self.advance(self.x)  # the schedule only passes it on to descend()
+        return self.advance(self.flat.gradient() if self.algorithm.reads_gradient else UNREAD)
 
     def descend(self, g: Tensor) -> None:
-        if self.algorithm.reads_gradient:
+        if g is not UNREAD:
             own = self.flat.gradient()
             if g is not own:
                 own.copy_(g)
         self.optimizer.step()
+        increment_version(self.x)  # it changed x through the parameters, which count for themselves
+
+    def version(self) -> int:
+        return self.flat.version()
 
     def local_step(self) -> None:
         """After `loss.backward()`: an optimizer step outside of any round."""
@@ -130,7 +128,6 @@ class Agent(Runner):
         return self.transport.all_reduce(self.x, self.r).mean(torch.empty_like(self.x))
 
     def finish(self) -> None:
-        self._left_at = None
         super().finish()
         for hook in self._hooks:
             hook.remove()
@@ -148,24 +145,6 @@ class Agent(Runner):
             said = "" if isinstance(error.code, int) else f": {error.code}"
             code = error.code if isinstance(error.code, int) else 1
             end_job(world(), f"rank {self.rank} exits, the job ends{said}\n", code)
-
-    @reads_only
-    def _check_views(self, _: Runner) -> None:
-        self.flat.check_views()
-
-    def _resume(self, g: Tensor | None) -> None:
-        self._left_at = None
-        super()._resume(g)
-        if is_gradient_form(self.algorithm) and not self.finished:
-            self._left_at = self.flat.version()
-
-    def _boundary(self) -> bool:
-        before = self.flat.version()
-        stop = super()._boundary()
-        # A hook may have changed weights, through p.data without a trace.
-        if self.flat.version() != before or not all(map(only_reads, self.on_round)):
-            self.transport.forget()
-        return stop
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "optimizer": self.optimizer.state_dict()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,41 +31,6 @@ class Slot:
         return x.as_strided(
             self.tensor.size(), self.tensor.stride(), x.storage_offset() + self.offset
         )
-
-
-@dataclass(frozen=True)
-class Running:
-    """Running statistics, as BatchNorm keeps them, at the end of x: averages that forget.
-
-    A pass leaves 1 - momentum of what they were, of a plain average over N passes N / (N + 1). Of
-    what neighbours differed by when the snapshots were taken only as much is added as is left by
-    now: as if it had been mixed in then. Added in full it would overshoot: variances below zero,
-    and from ten passes or so on differences that grow from round to round.
-    """
-
-    start: int
-    norms: list[list[Any]]
-    """Of every agent here."""
-    keep: Tensor
-    """1 - momentum of each, and 1 for what is no statistic."""
-    average: Tensor
-    """Which of them are plain averages over all passes: momentum None."""
-    which: Tensor
-    """The norm of every element from `start` on."""
-
-    def passes(self) -> Tensor:
-        """So far, of every agent and norm; on the device, nobody waits for it."""
-        rows = [torch.stack([norm.num_batches_tracked for norm in own]) for own in self.norms]
-        return nn.functional.pad(torch.stack(rows), (0, 1))
-
-    def left(self, since: Tensor) -> Tensor:
-        """(agents, d - start): the share of an earlier value that is left."""
-        # Agent by agent: torch's powers may differ in the last bit with the length of a vector.
-        rows = []
-        for now, then in zip(self.passes(), since, strict=True):
-            plain = torch.where(now > then, then / now.clamp(min=1), 1.0)
-            rows.append(torch.where(self.average, plain, self.keep ** (now - then)))
-        return torch.stack(rows)[:, self.which]
 
 
 class Flat:
@@ -105,28 +70,6 @@ class Flat:
     @property
     def parameters(self) -> list[Slot]:
         return [s for s in self.slots if isinstance(s.tensor, nn.Parameter)]
-
-    def running(self, *others: Flat) -> Running | None:
-        """Of this module, and of others like it."""
-        norms = [_norms(flat.module) for flat in (self, *others)]
-        number = {
-            id(statistic): k
-            for k, norm in enumerate(norms[0])
-            for statistic in (norm.running_mean, norm.running_var)
-        }
-        slots = [slot for slot in self.slots if id(slot.tensor) in number]
-        if not slots:
-            return None
-        start = slots[0].offset  # buffers come last
-        which = torch.full((self.d - start,), len(norms[0]), device=self.device)
-        for slot in slots:
-            which[slot.offset - start :][: slot.tensor.numel()] = number[id(slot.tensor)]
-        keep = [1.0 - (norm.momentum or 0.0) for norm in norms[0]]
-        average = [norm.momentum is None and not _is_instance_norm(norm) for norm in norms[0]]
-        return Running(
-            start, norms, torch.tensor([*keep, 1.0], device=self.device),
-            torch.tensor([*average, False], device=self.device), which,
-        )  # fmt: skip
 
     def signature(self) -> str:
         """Names, shapes, type and layout: equal exactly on ranks whose models fit together."""
@@ -207,26 +150,6 @@ def _check_unshared(name: str, tensor: Tensor, seen: dict[int, str]) -> None:
             f"{name} and {seen[tensor.data_ptr()]} share memory but are two tensors: "
             "tie them as one Parameter"
         )
-
-
-def _norms(module: nn.Module) -> list[Any]:
-    """Those with running statistics, each of which counts its passes from now on."""
-    kind = nn.modules.batchnorm._NormBase
-    found = [m for m in module.modules() if isinstance(m, kind) and m.track_running_stats]
-    for norm in filter(_is_instance_norm, found):
-        if _count_pass not in norm._forward_hooks.values():
-            norm.register_forward_hook(_count_pass)
-    return found
-
-
-def _is_instance_norm(norm: nn.Module) -> bool:
-    return isinstance(norm, nn.modules.instancenorm._InstanceNorm)
-
-
-def _count_pass(norm: Any, *_: Any) -> None:
-    """torch gives InstanceNorm BatchNorm's counter, and does not count."""
-    if norm.training:
-        norm.num_batches_tracked.add_(1)
 
 
 def check_trainable(module: nn.Module) -> None:

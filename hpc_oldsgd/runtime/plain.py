@@ -8,10 +8,11 @@ from torch import Tensor
 from ..algorithms import Algorithm
 from ..transport.base import Transport
 from .runner import Runner
+from .unread_gradient import UNREAD
 
 
 class Plain(Runner):
-    """x with plain SGD on it, (d,) or (n, d): for problems that are a gradient and no model.
+    """x with plain SGD on it, (d,) or (n, d).
 
     `advance(g)` takes the gradient directly; `step()` takes what was last put into `g`.
     """
@@ -19,19 +20,23 @@ class Plain(Runner):
     def __init__(self, x: Tensor, algorithm: Algorithm, transport: Transport, alpha: float) -> None:
         super().__init__(x, algorithm, transport)
         self._alpha = alpha
-        self.g: Tensor | None = None
+        self.g = UNREAD
         self._rows = _rows(x)
         self._last_g: tuple[Tensor, list[Tensor]] | None = None
 
     def step(self) -> bool:
-        assert self.g is not None
         return self.advance(self.g)
+
+    def advance(self, g: Tensor) -> bool:
+        self.g = g
+        return super().advance(g)
 
     @property
     def alpha(self) -> float:
         return self._alpha
 
     def descend(self, g: Tensor) -> None:
+        g = self.g if g is UNREAD else g
         # Agent by agent, as torch.optim.SGD does it: in one pass over (n, d) torch would fuse the
         # product into the sum for other elements, and the last bit would not be an Agent's.
         if self._last_g is None or self._last_g[0] is not g:

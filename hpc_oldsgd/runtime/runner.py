@@ -13,51 +13,60 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from typing_extensions import Self
 
 from ..errors import UserError
-from ..transport.base import Flight, Reduction, Transport
+from ..transport.base import FadingTail, Flight, Reduction, Transport
 from ..transport.late import NO_EDGES
 from ..transport.trace import Trace
+from .unread_gradient import UNREAD
 
 if TYPE_CHECKING:
     from ..algorithms.base import Algorithm
 
 Schedule = Generator[None, Tensor, None]
-
-
 Hook = Callable[["Runner"], None]
 
 
-def reads_only(hook: Callable[[Any, Runner], None]) -> Callable[[Any, Runner], None]:
-    """Marks a method for `on_round` that changes no weight: the snapshot made stays good."""
-    hook.reads_only = True  # type: ignore[attr-defined]
-    return hook
-
-
-def only_reads(hook: Hook) -> bool:
-    return bool(getattr(hook, "reads_only", False))
-
-
 class Runner(ABC):
-    """One algorithm on one transport."""
+    """One algorithm on one transport.
+
+    `step` collects the gradient and calls `advance`, which resumes the schedule. The schedule calls
+    `descend`, `exchange` and, through `rounds`, the hooks. A kind of runner fills in alpha, descend
+    and step, and version if weights can change without x's version counter.
+    """
 
     def __init__(
-        self, x: Tensor, algorithm: Algorithm, transport: Transport, trace: Trace | None = None
+        self,
+        x: Tensor,
+        algorithm: Algorithm,
+        transport: Transport,
+        trace: Trace | None = None,
+        tail: FadingTail | None = None,
     ) -> None:
         self.x = x
+        """Its version counter tells whether a snapshot is current (see `Flight.mix_into`). Changes
+        that torch does not count, through p or p.data, are counted here."""
         self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
         self.transport = transport
+        transport.tail = tail
         self.trace = trace
         self.t = 0  # gradients taken
         self.r = 0  # rounds completed
         self.finished = False
         self.on_round: list[Hook] = []
-        """Called at every round boundary, before the next message leaves; may call `stop()`."""
+        """Called at every round boundary, before the next message leaves. A hook may change weights
+        and may call `stop()`."""
+        self.observers: list[Hook] = []
+        """Called after them. An observer changes no weight, so the snapshot that the last mix has
+        written need not be copied again."""
         self._gradient_start = 0.0
         self._stop = False
         self._t_boundary = 0
         self._schedule: Schedule | None = None
+        self._version_left = 0
+        """`version()` when the schedule last gave up control."""
 
     # -- what an algorithm calls ---------------------------------------------------------------
 
@@ -101,6 +110,10 @@ class Runner(ABC):
     def step(self) -> bool:
         """After the backward pass: hand the gradient over. False once the run has stopped."""
 
+    def version(self) -> int:
+        """Grows with every change of the weights that torch counts."""
+        return self.x._version
+
     def advance(self, g: Tensor) -> bool:
         """Hand the schedule a gradient at x. False once the run has stopped."""
         if self.finished:
@@ -110,12 +123,17 @@ class Runner(ABC):
                 "an earlier step failed in the middle of a round, which cannot go on: end the job, "
                 "or load_state_dict() of a checkpoint on all ranks"
             )
+        if self.algorithm.rebuilds_x and self.version() != self._version_left:
+            raise UserError(
+                'weights were changed inside a round, which form="gradient" would undo: make the '
+                'Agent after weights are loaded, or use form="delta"'
+            )
         self.t += 1
         self.transport.computed()
         if self.trace is not None:
             start, end = self._gradient_start, self.trace.now()
             self.trace.span("compute", "gradient", start, end, t=self.t, round=self.r)
-        self._resume(g)
+        self._resume(g if self.algorithm.reads_gradient else UNREAD)
         return not self.finished
 
     def stop(self) -> None:
@@ -147,11 +165,11 @@ class Runner(ABC):
         return self.r + 1, self._t_boundary + self.algorithm.tau
 
     def stand_at(self, r: int) -> None:
-        """The x of now is that of boundary r."""
+        """x as it is now counts as the x of boundary r."""
         self.r, self._t_boundary = r, self.t
 
     def begin_anew(self) -> None:
-        """From x as it is, as if this round were the first: the algorithm's state begins anew."""
+        """Start again from x as it is now, with the algorithm's state as at the first round."""
         self.finished, self._stop = False, False
         self.algorithm.load_state_dict({}, like=self.x)
         self.start()
@@ -182,7 +200,7 @@ class Runner(ABC):
         self.start()
 
     def restart(self) -> None:
-        """Begin this round anew, for instance with another tau. Collective, at a boundary."""
+        """Start this round again, for instance with another tau. Collective, at a boundary."""
         self._drop()
         if not self.t:
             self.algorithm.load_state_dict({}, like=self.x)
@@ -198,6 +216,7 @@ class Runner(ABC):
     @torch.no_grad()
     def _resume(self, g: Tensor | None) -> None:
         assert self._schedule is not None
+        increment_version(self.x)  # the training loop had control: it may have changed weights
         try:
             if g is None:
                 next(self._schedule)
@@ -208,6 +227,8 @@ class Runner(ABC):
         except BaseException:
             self._schedule = None  # Python ends a generator that raises: the next step must say so
             raise
+        if self.algorithm.rebuilds_x:
+            self._version_left = self.version()
         if self.trace is not None:
             self._gradient_start = self.trace.now()
 
@@ -215,4 +236,7 @@ class Runner(ABC):
         self._t_boundary = self.t
         for hook in self.on_round:
             hook(self)
+            increment_version(self.x)
+        for observer in self.observers:
+            observer(self)
         return self._stop

@@ -18,13 +18,9 @@ WIRES = {
 }
 
 
-def is_gradient_form(algorithm: Algorithm) -> bool:
-    return getattr(algorithm, "form", None) == "gradient"
-
-
 def check_form(algorithm: Algorithm, optimizer: Optimizer, flat: Flat) -> None:
-    """The gradient form replaces x by what was sent less the gradients, so they must tell all."""
-    if not is_gradient_form(algorithm):
+    """Who rebuilds x from what was sent less the gradients loses every other change of x."""
+    if not algorithm.rebuilds_x:
         return
     groups = optimizer.param_groups
     plain = type(optimizer) in (torch.optim.SGD, SGD) and not any(
@@ -43,7 +39,7 @@ def check_form(algorithm: Algorithm, optimizer: Optimizer, flat: Flat) -> None:
 
 
 def check_wire(algorithm: Algorithm, wire: torch.dtype | None, model: torch.dtype) -> None:
-    if is_gradient_form(algorithm) and wire not in (None, model):
+    if algorithm.rebuilds_x and wire not in (None, model):
         raise UserError(
             'form="gradient" replaces the model by what was sent, and a narrower wire rounds that: '
             'use form="delta", which keeps the mean'

@@ -43,7 +43,7 @@ def draw(random: np.random.Generator, jitter: float, n: int) -> NDArray[np.float
     return random.gamma(shape, 1 / shape, n)
 
 
-class Drag:
+class Slowdown:
     """One rank's slowness over MPI, with the draws that the simulator makes of the same seed.
 
     A real gradient can be made longer, never shorter: draws below its own time leave it as it is.
@@ -59,20 +59,20 @@ class Drag:
         poll: Callable[[], None] | None = None,
     ) -> None:
         """`poll` is called about every millisecond, where no thread moves the messages."""
-        self.slowdown = slowdowns(slow, n)[rank]
+        self.factor = slowdowns(slow, n)[rank]
         self._jitter, self._n, self._rank = jitter, n, rank
         self._random = np.random.default_rng(seed)
         self.any = bool(slow) or jitter > 0
         self.poll = poll
 
-    def factor(self) -> float:
-        """Of the next gradient."""
-        return self.slowdown * float(draw(self._random, self._jitter, self._n)[self._rank])
+    def next_factor(self) -> float:
+        """How many times its own time the next gradient takes."""
+        return self.factor * float(draw(self._random, self._jitter, self._n)[self._rank])
 
     def after(self, seconds: float) -> None:
         """A gradient has taken `seconds`: sleep until it has taken as long as it should."""
         if self.any:
-            pause(seconds * (self.factor() - 1), self.poll)
+            pause(seconds * (self.next_factor() - 1), self.poll)
 
 
 def pause(seconds: float, poll: Callable[[], None] | None = None) -> None:

@@ -22,7 +22,7 @@ from ..transport.base import (
     Reduction,
     Transport,
     ring_chunks,
-    sum_type,
+    ring_mean,
 )
 from ..transport.late import Bools, Edges, Ints, Late, decide
 from .clock import Clock, Times
@@ -50,12 +50,11 @@ class StackedTransport(Transport):
     def exchange(self, x: torch.Tensor, round: int) -> StackedFlight:
         Y = self._snapshot(x, self.wire or x.dtype)
         if self.late is None:
-            flight = StackedFlight(self, Y, round, *self.clock.post(self.topology, round))
+            flight = StackedFlight(self, x, Y, round, *self.clock.post(self.topology, round))
         else:
             taken = {f.lane for f in self._open if isinstance(f, LateFlight)}
             lane = next(k for k in itertools.count() if k not in taken)
-            flight = LateFlight(self, Y, round, *self.clock.send(self.topology, round), lane)
-        self.mark(flight, x)
+            flight = LateFlight(self, x, Y, round, *self.clock.send(self.topology, round), lane)
         self._open.add(flight)
         return flight
 
@@ -78,8 +77,8 @@ class StackedTransport(Transport):
     def now(self) -> float:
         return float(self.clock.t.max())
 
-    def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> Here:
-        return Here(values)
+    def reduce(self, values: NDArray[np.float64], op: Literal["sum", "max"] = "sum") -> Known:
+        return Known(values)
 
     def close(self) -> None:
         self.drain()
@@ -123,8 +122,8 @@ class StackedTransport(Transport):
         return x.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-class Here(Pending):
-    """All agents are here, so the caller's numbers are everybody's."""
+class Known(Pending):
+    """All agents are in this process, so the caller's numbers are already the result."""
 
     def __init__(self, values: NDArray[np.float64]) -> None:
         self._values = values
@@ -178,15 +177,29 @@ class _InFlight:
 
 
 class StackedFlight(_InFlight, Flight):
-    def mix_into(self, x: torch.Tensor, *, resend: bool = False) -> None:
+    """It always copies x, so `snapshot` changes nothing here."""
+
+    def __init__(
+        self,
+        transport: StackedTransport,
+        x: torch.Tensor,
+        Y: torch.Tensor,
+        round: int,
+        posted: Times,
+        ready: Times,
+    ) -> None:
+        _InFlight.__init__(self, transport, Y, round, posted, ready)
+        Flight.__init__(self, x, transport.tail)
+
+    def mix_into(self, x: torch.Tensor, *, snapshot: bool = False) -> None:
         self.wait()
         transport = self._transport
         indptr, indices, weights, _ = self._graph()
         measure = transport.measure_distance
-        statistics = self._statistics(x, indptr, indices, weights)
+        tail = self._mixed_tail(x, indptr, indices, weights)
         distance = ops.mix_rows_delta(x, self._Y, indptr, indices, weights, distance=measure)
-        if statistics is not None:
-            x[:, -statistics.shape[1] :] = statistics
+        if tail is not None:
+            x[:, -tail.shape[1] :] = tail
         if measure:
             transport.distance = distance
         self._end()
@@ -198,7 +211,7 @@ class StackedFlight(_InFlight, Flight):
         alpha: float = 0.0,
         *,
         zero_acc: bool = False,
-        resend: bool = False,
+        snapshot: bool = False,
     ) -> torch.Tensor:
         self.wait()
         indptr, indices, weights, own = self._graph()
@@ -208,15 +221,16 @@ class StackedFlight(_InFlight, Flight):
         self._end()
         return out
 
-    def _statistics(self, x: torch.Tensor, *graph: torch.Tensor) -> torch.Tensor | None:
-        """As over MPI: what the end of X becomes where it holds statistics that forget."""
-        running = self._transport.running
-        if running is None or self.since is None or x is not self.sent():
+    def _mixed_tail(self, x: torch.Tensor, *graph: torch.Tensor) -> torch.Tensor | None:
+        """As over MPI: what the end of X becomes where it holds averages that fade."""
+        faded = self.left_of_tail(x)
+        if faded is None:
             return None
-        Y = self._Y[:, running.start :].contiguous()
+        start, left = faded
+        Y = self._Y[:, start:].contiguous()
         e = torch.zeros(Y.shape, dtype=x.dtype, device=x.device)
         ops.mix_rows_delta(e, Y, *graph)
-        return x[:, running.start :] + e.mul_(running.left(self.since))
+        return x[:, start:] + e.mul_(left)
 
     def _graph(self) -> tuple[torch.Tensor, ...]:
         return self._transport.graph(self._round)
@@ -228,6 +242,7 @@ class LateFlight(StackedFlight):
     def __init__(
         self,
         transport: StackedTransport,
+        x: torch.Tensor,
         Y: torch.Tensor,
         round: int,
         posted: Times,
@@ -236,7 +251,7 @@ class LateFlight(StackedFlight):
     ) -> None:
         ready = posted.copy()
         np.maximum.at(ready, transport.topology.csr(round)[1], through)
-        super().__init__(transport, Y, round, posted, ready)
+        super().__init__(transport, x, Y, round, posted, ready)
         self.lane = lane
         self._through = through
         self.used: Bools = np.ones(len(through), dtype=bool)
@@ -272,15 +287,10 @@ class StackedReduction(_InFlight, Reduction):
         return True
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
-        """Chunk k is summed from agent k on, around the ring, as the ring all-reduce does it."""
         self.wait()
         n, d = self._Y.shape
         sizes = torch.tensor([b - a for a, b in ring_chunks(d, n)])
         first = torch.arange(n).repeat_interleave(sizes).unsqueeze(0)  # which agent starts column k
-        Y = self._Y.to(sum_type(self._Y.dtype))
-        total = Y.gather(0, first)
-        for step in range(1, n):
-            total += Y.gather(0, (first + step) % n)
-        out.copy_(total.div_(n).expand(n, d))
+        out.copy_(ring_mean(lambda step: self._Y.gather(0, (first + step) % n), n).expand(n, d))
         self._end()
         return out

@@ -12,7 +12,9 @@ from ..algorithms import Algorithm
 from ..errors import UserError
 from ..runtime.flat import Buffers, Flat
 from ..runtime.runner import Runner
+from ..runtime.running_statistics import running_statistics
 from ..runtime.sgd import Optimizer, one_alpha
+from ..runtime.unread_gradient import UNREAD
 from ..runtime.wire import check_form, check_wire
 from .stacked import StackedTransport
 
@@ -42,11 +44,10 @@ class Swarm(Runner):
             X[i] = flat.x
             flats[i] = Flat(models[i], buffers, X[i], None if G is None else G[i])
             check_form(algorithm, optimizers[i], flats[i])
-        transport.running = flats[0].running(*flats[1:])
-        super().__init__(X, algorithm, transport)
+        super().__init__(X, algorithm, transport, tail=running_statistics(flats))
         self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
         self.flat = flats[0]  # all are laid out alike
-        self._g = X if G is None else G
+        self._g = UNREAD if G is None else G
 
     @property
     def alpha(self) -> float:
@@ -60,8 +61,9 @@ class Swarm(Runner):
         return self.advance(self._g)
 
     def descend(self, g: Tensor) -> None:
-        if self.algorithm.reads_gradient and g is not self._g:
-            self._g.copy_(g)
+        if g is not self._g:
+            for flat, own in zip(self.flats, g, strict=True):
+                flat.gradient().copy_(own)
         for optimizer in self.optimizers:
             optimizer.step()
 

@@ -27,7 +27,7 @@ class Loss(nn.Module):
         return self.task.loss(self.model, batch)
 
 
-class Together:
+class VmapGradients:
     """Equal to one agent after the other up to rounding; half the time for the digits' CNN."""
 
     def __init__(self, task: Task, workers: Sequence[Worker]) -> None:

@@ -61,7 +61,7 @@ def alone(transport: MpiTransport, action: Callable[[int], object]) -> float:
     """Median seconds of something that all ranks begin together, of the slowest rank."""
     times = []
     for r in range(WARM_UP + ALONE):
-        start = transport.together()
+        start = transport.barrier()
         action(r)
         times.append(time.perf_counter() - start)
     return slowest(transport, float(np.median(times[WARM_UP:])))
@@ -73,9 +73,9 @@ def round_seconds(
     transport = MpiTransport(world(), graph)
     runner = Plain(x.clone(), algorithm, transport, alpha=0.1)
     boundaries: list[float] = []
-    runner.on_round.append(lambda _: boundaries.append(time.perf_counter()))
+    runner.observers.append(lambda _: boundaries.append(time.perf_counter()))
     g = torch.zeros_like(x)
-    transport.together()
+    transport.barrier()
     runner.start()
     while runner.r < WARM_UP + rounds:
         time.sleep(options.grad_seconds)

@@ -14,11 +14,11 @@ from ..checkpoints.store import folder_of
 from ..checkpoints.writer import Checkpoints
 from ..data import Shard, to_device
 from ..errors import Diverged
-from ..runtime.runner import Runner, reads_only
+from ..runtime.runner import Runner
 from ..runtime.sgd import Optimizer
 from ..runtime.votes import Control
-from ..simulation.slowdown import Drag
-from ..simulation.vmap_gradients import Together
+from ..simulation.slowdown import Slowdown
+from ..simulation.vmap_gradients import VmapGradients
 from ..tasks import Task, seed_step
 from .evaluation import MeanModel
 from .metric_rows import Rows
@@ -55,15 +55,15 @@ class Training:
         checkpoints: Checkpoints | None = None,
         rows: Sequence[dict[str, Any]] = (),
         data_of: int | None = None,
-        together: Together | None = None,
-        drag: Drag | None = None,
+        vmap: VmapGradients | None = None,
+        slowdown: Slowdown | None = None,
         on_row: Callable[[dict[str, Any]], None] = lambda row: None,
         on_step: Callable[[int], None] = lambda t: None,
         say: Callable[[str], None] = lambda text: None,
         signals: Inbox | None = None,
     ) -> None:
         """`rows`: those of the run it goes on from; `data_of`: agents the data was dealt to;
-        `together` takes all gradients in one pass; `drag` makes them slower."""
+        `vmap` takes all gradients in one pass; `slowdown` makes them longer."""
         self.config, self.task, self.runner = config, task, runner
         self.workers, self.iterations = list(workers), iterations
         self.on_row, self.on_step, self.say = on_row, on_step, say
@@ -72,7 +72,7 @@ class Training:
         self.checkpoints = checkpoints
         self.rows = list(rows)
         self.data_of = data_of or runner.transport.n
-        self.together, self.drag = together, drag
+        self.vmap, self.slowdown = vmap, slowdown
         self.diverged_at: int | None = None  # the iteration
         self.stopped = False
         """A signal ended the run before its time."""
@@ -86,14 +86,14 @@ class Training:
         )
         self.set_tau(runner.algorithm.tau)
         runner.transport.measure_distance = True
-        runner.on_round.append(self._boundary)
+        runner.observers.append(self._boundary)
         self._first_loss = math.nan
         self._resumed_at = -1
         self._start_saved = False
 
     def run(self) -> list[dict[str, Any]]:
         """The rows. Raises Diverged, on every rank alike, at a round boundary or at the end."""
-        runner, keeper = self.runner, self.checkpoints
+        runner, checkpoints = self.runner, self.checkpoints
         if runner.t == 0:  # an Agent has left its first boundary before it comes here
             self._save_start()
         while not runner.finished:
@@ -102,14 +102,14 @@ class Training:
             self.on_step(runner.t)
         if self.diverged_at is not None:
             raise Diverged(self._why_diverged())
-        if keeper is not None:  # first: measuring the whole test set may take long
+        if checkpoints is not None:  # first: measuring the whole test set may take long
             with runner.transport.status.doing("checkpointing"):
-                keeper.settle()
+                checkpoints.settle()
             self._pass_on_messages()
         if not self.stopped:
             self.metrics.last()
-        if keeper is not None:
-            keeper.finish()
+        if checkpoints is not None:
+            checkpoints.finish()
         runner.transport.status.set("ending")
         if not self.stopped:
             self._check_closing(self.rows[-1])
@@ -127,8 +127,8 @@ class Training:
         """Of every agent here, at its x and on its next batch."""
         start = time.perf_counter()
         self._gradients(self.runner.t)
-        if self.drag is not None:
-            self.drag.after(time.perf_counter() - start)
+        if self.slowdown is not None:
+            self.slowdown.after(time.perf_counter() - start)
         self.metrics.window.steps += 1
 
     def backward(self, worker: Worker, k: int) -> float:
@@ -145,9 +145,9 @@ class Training:
         return loss.item()
 
     def _gradients(self, k: int) -> None:
-        together = None if self.together is None else self.together.backward(k)
+        losses = None if self.vmap is None else self.vmap.backward(k)
         for j, worker in enumerate(self.workers):
-            loss = self.backward(worker, k) if together is None else together[j]
+            loss = self.backward(worker, k) if losses is None else losses[j]
             self._note(worker, loss)
 
     def _note(self, worker: Worker, loss: float) -> None:
@@ -160,7 +160,6 @@ class Training:
 
     # -- round boundaries ----------------------------------------------------------------------
 
-    @reads_only
     def _boundary(self, runner: Runner) -> None:
         status = runner.transport.status
         status.round = runner.r
@@ -175,9 +174,9 @@ class Training:
             return
         self.metrics.move("not_ready" not in decided)
         fresh = runner.r != self._resumed_at  # there it is saved already
-        keeper = self.checkpoints if fresh else None
+        checkpoints = self.checkpoints if fresh else None
         due = runner.r % self.eval_every == 0
-        save = keeper is not None and keeper.wanted(runner.r, decided)
+        save = checkpoints is not None and checkpoints.wanted(runner.r, decided)
         stop = fresh and "stop" in decided
         if due or save or stop:
             self.metrics.finish()  # long here, unless rows follow each other within a few rounds
@@ -190,9 +189,9 @@ class Training:
         if ending or stop:
             self.metrics.finish()
             runner.stop()
-        if keeper is not None:
+        if checkpoints is not None:
             if save or ending or stop:
-                self._save(keeper)
+                self._save(checkpoints)
             self._pass_on_messages()
         if due and not (ending or stop):
             self.metrics.start()
@@ -207,11 +206,11 @@ class Training:
             self.checkpoints.cast_wishes()
         return self.control.boundary()
 
-    def _save(self, keeper: Checkpoints) -> None:
+    def _save(self, checkpoints: Checkpoints) -> None:
         """Before this boundary's row starts: a resumed run takes up right here."""
         runner, start = self.runner, time.perf_counter()
         with runner.transport.status.doing("checkpointing"):
-            keeper.save(runner.r, runner.t, self.state_dict())
+            checkpoints.save(runner.r, runner.t, self.state_dict())
         self.metrics.window.pause(time.perf_counter() - start)
 
     def _save_start(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..runtime.runner import Runner, reads_only
+from ..runtime.runner import Runner
 from ..transport.base import FlightRecord, Pending
 from . import tau_auto
 from .loop import Training
@@ -62,8 +62,8 @@ def _gradient_seconds(training: Training) -> float:
     with torch.no_grad():
         for buffer, before in kept:
             buffer.copy_(before)
-    drag = training.drag  # it makes a gradient longer, never shorter
-    return median(took[1:]) * (1.0 if drag is None else max(1.0, drag.slowdown))
+    slowdown = training.slowdown  # it makes a gradient longer, never shorter
+    return median(took[1:]) * (1.0 if slowdown is None else max(1.0, slowdown.factor))
 
 
 def _message_seconds(runner: Runner, used: set[str]) -> tuple[float, float]:
@@ -102,9 +102,8 @@ class Retuner:
         self._rounds = 0  # looked at, the same number on every rank
         self._too_small = self._checks_left = self._votes_due = 0
         # Before the training's own: its checkpoint is to hold the tau of the next round.
-        training.runner.on_round.insert(0, self.boundary)
+        training.runner.observers.insert(0, self.boundary)
 
-    @reads_only
     def boundary(self, runner: Runner) -> None:
         now = time.perf_counter()
         if self._boundary_s is not None:

@@ -10,14 +10,14 @@ import itertools
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..runtime.flat import Running
 from ..topology import Topology
 from .heartbeat import Status
 from .late import Late
@@ -43,24 +43,48 @@ class FlightRecord:
         return self.completed - self.posted
 
 
+class FadingTail(Protocol):
+    """The end of x, where it holds averages of which earlier values fade from pass to pass."""
+
+    @property
+    def start(self) -> int:
+        """Where it begins in x."""
+
+    def passes(self) -> torch.Tensor:
+        """How many passes there were so far, of every agent here."""
+
+    def left(self, since: torch.Tensor) -> torch.Tensor:
+        """(agents, d - start): the share that is left of the values after `since` passes."""
+
+
 class Flight(ABC):
     """A model-sized message to every neighbour, and theirs to us, on the way."""
 
-    sent: weakref.ref[torch.Tensor]
-    """What it is a snapshot of; not the snapshot, and not kept alive."""
-    since: torch.Tensor | None
-    """How many passes its running statistics had seen then; None where it has none."""
+    def __init__(self, x: torch.Tensor, tail: FadingTail | None) -> None:
+        """x is what is sent; the flight does not keep it alive."""
+        self._x = weakref.ref(x)
+        self._tail = tail
+        self._passes = None if tail is None else tail.passes()
+
+    def left_of_tail(self, x: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """Where the fading tail begins, and the share that is left of what was sent.
+
+        None where there is no tail, or x is not the tensor that was sent.
+        """
+        if self._tail is None or self._passes is None or x is not self._x():
+            return None
+        return self._tail.start, self._tail.left(self._passes)
 
     @abstractmethod
     def wait(self) -> None:
         """Return once every message is here and ours is out. Safe to call twice."""
 
     @abstractmethod
-    def mix_into(self, x: torch.Tensor, *, resend: bool = False) -> None:
+    def mix_into(self, x: torch.Tensor, *, snapshot: bool = False) -> None:
         """x += sum_j w_ij (y_j - y_i), one fused pass; ends the flight.
 
-        With `resend` the same pass writes the snapshot of the new x, so that an
-        `exchange(x)` that follows at once copies nothing.
+        With `snapshot` the same pass writes the snapshot of the new x. The next `exchange(x)` then
+        copies nothing, unless x's version counter has grown since.
         """
 
     @abstractmethod
@@ -71,7 +95,7 @@ class Flight(ABC):
         alpha: float = 0.0,
         *,
         zero_acc: bool = False,
-        resend: bool = False,
+        snapshot: bool = False,
     ) -> torch.Tensor:
         """out = sum_j w_ij y_j - alpha acc (own y included), one fused pass; ends the flight."""
 
@@ -110,8 +134,8 @@ class Transport(ABC):
         self.late: Late | None = None
         self.status = Status()
         self.records: deque[FlightRecord] = deque(maxlen=RECORDS_KEPT)
-        self.running: Running | None = None
-        """Where x holds statistics that forget."""
+        self.tail: FadingTail | None = None
+        """Of the x that is sent; the runner sets it."""
         self.measure_distance = False
         self.distance: torch.Tensor | float | None = None
         """sum_j w_ij ||y_j - y_i||^2 of the last `mix_into` that measured it, per agent."""
@@ -133,11 +157,6 @@ class Transport(ABC):
     @abstractmethod
     def computed(self) -> None:
         """A gradient was just computed: the virtual clock charges it, a polled MPI progresses."""
-
-    def mark(self, flight: Flight, x: torch.Tensor) -> None:
-        """The flight carries x as it is now."""
-        flight.sent = weakref.ref(x)
-        flight.since = None if self.running is None else self.running.passes()
 
     @abstractmethod
     def now(self) -> float:
@@ -173,6 +192,18 @@ def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:
     for k in range(n):
         bounds.append(min(d, bounds[-1] + LINE * (small + (k < longer))))
     return list(itertools.pairwise(bounds))
+
+
+def ring_mean(nth: Callable[[int], torch.Tensor], n: int) -> torch.Tensor:
+    """(1/n) sum_i x_i in the type of a sum, added in the order of the ring all-reduce.
+
+    `nth(step)` holds of chunk k what agent k + step has: where the ring is after as many steps.
+    """
+    first = nth(0)
+    total = first.to(sum_type(first.dtype), copy=True)
+    for step in range(1, n):
+        total += nth(step)
+    return total.div_(n)
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:

@@ -1,9 +1,9 @@
 """What an agent does about a neighbour that is late: `--late reuse`.
 
-In every round both ends of an edge use it, or neither does. An agent that stands at the end of its
-round, has waited `wait` and still lacks a neighbour's snapshot leaves the edge out and says so; one
-that has the snapshot has said so when it arrived, and keeps its word. Where either says no, both
-move the edge's weight to themselves:
+In every round both ends of an edge use it, or neither does. An agent that is at the end of its
+round, has waited `wait` and still lacks a neighbour's snapshot leaves the edge out and answers no.
+One that has the snapshot has answered yes when it arrived, and cannot take that back. If either end
+answers no, both move the edge's weight to themselves:
 
     w_ii <- w_ii + w_ij,    w_jj <- w_jj + w_ij,    w_ij <- 0
 
@@ -32,7 +32,7 @@ Bools = NDArray[np.bool_]
 @dataclass(frozen=True)
 class Late:
     wait: float = 1.0
-    """How long an agent stands waiting: seconds over MPI, units of the virtual clock."""
+    """How long an agent waits: seconds over MPI, else units of the virtual clock."""
     staleness: int = 1
     """How many rounds in a row an edge may be left out."""
 
@@ -71,7 +71,7 @@ def decide(edges: Edges, t: Times, through: Times, wait: float, must: Bools) -> 
     own_no, their_no = t[i] + wait, t[j] + wait  # when each end would give up
     leave = np.where(
         used,
-        np.maximum(arrived, through),  # and the word that ours has arrived
+        np.maximum(arrived, through),  # and the answer that ours has arrived
         np.where(
             lacks & lacks[back], np.minimum(own_no, their_no), np.where(lacks, own_no, their_no)
         ),

@@ -42,7 +42,7 @@ def test_with_patience_nothing_changes(comm, way, graph):
         flight = transport.exchange(x, round)
         time.sleep(0.001 * ((i + round) % 3))
         transport.computed()
-        flight.mix_into(x, resend=round != 1)
+        flight.mix_into(x, snapshot=round != 1)
         stacked.exchange(X, round).mix_into(X)
         assert torch.equal(x, X[i])
         assert transport.records[-1].left_out == 0
@@ -62,12 +62,12 @@ def run(comm, transport, rounds, sleep):
         flight = transport.exchange(x, round)
         pause(sleep(round), transport.poll)
         transport.computed()
-        flight.mix_into(x, resend=round % 2 == 0)
+        flight.mix_into(x, snapshot=round % 2 == 0)
         at.append(x.numpy().copy())
-        out.append([line.j for line in flight._lines if not line.used])
+        out.append([edge.j for edge in flight.edges if not edge.used])
         assert transport.records[-1].left_out == len(out[-1])
     transport.drain()
-    assert all(line.idle for channel in transport._channels for line in channel.lines.values())
+    assert all(edge.idle for channel in transport._channels for edge in channel.edges.values())
     return np.stack(comm.allgather(np.stack(at)), axis=1), comm.allgather(out)
 
 

@@ -7,11 +7,11 @@ import time
 import pytest
 from mpi4py import MPI
 
-from hpc_oldsgd.transport.mpi import requests
+from hpc_oldsgd.transport.mpi import collectives
 
 
 def test_ranks_of_one_machine_share_a_clock(comm):
-    assert requests.clock_offset(comm) == 0.0
+    assert collectives.clock_offset(comm) == 0.0
 
 
 @pytest.mark.mpi(min_size=2)
@@ -25,8 +25,8 @@ def test_offsets_of_machines_that_differ(comm, monkeypatch):
         def perf_counter() -> float:
             return time.perf_counter() + 1000.0 * comm.rank
 
-    monkeypatch.setattr(requests, "time", Clock)
+    monkeypatch.setattr(collectives, "time", Clock)
     monkeypatch.setattr(MPI, "Get_processor_name", lambda: f"machine{comm.rank}")
-    offset = requests.clock_offset(comm)
+    offset = collectives.clock_offset(comm)
     assert offset == pytest.approx(-1000.0 * comm.rank, abs=1.0)
     assert (offset == 0.0) == (comm.rank == 0)

@@ -107,16 +107,16 @@ def test_large_messages_travel_in_pieces(comm, way, limit_bytes):
     transport.close()
 
 
-@pytest.mark.parametrize("resend", [True, False])
+@pytest.mark.parametrize("snapshot", [True, False])
 @pytest.mark.parametrize("wire", [None, torch.bfloat16])
-def test_resend_sends_the_x_of_now(comm, resend, wire):
+def test_snapshot_sends_the_x_of_now(comm, snapshot, wire):
     """The snapshot that the mix has written is used only while x still is what it was then."""
     n, i = comm.size, comm.rank
     transport = MpiTransport(comm, topology.from_name("ring", n), wire=wire, **FAST)
     X = rows(n, D)
     x = X[i].clone()
     for round in range(6):
-        transport.exchange(x, round).mix_into(x, resend=resend)
+        transport.exchange(x, round).mix_into(x, snapshot=snapshot)
         X = mixed("ring", X, round, wire)
         if round % 3 == 1:
             x.mul_(i + 0.5)
@@ -135,7 +135,7 @@ def test_every_type_of_model_and_wire(comm, model, wire):
     X = rows(n, D, model)
     x = X[i].clone()
     for round in range(3):
-        transport.exchange(x, round).mix_into(x, resend=True)
+        transport.exchange(x, round).mix_into(x, snapshot=True)
         X = mixed("ring", X, round, wire)
     assert torch.equal(x, X[i])
     transport.close()

@@ -16,7 +16,7 @@ from mpi4py import MPI
 from hpc_oldsgd import topology
 from hpc_oldsgd.errors import NeighbourTimeout, UserError
 from hpc_oldsgd.launch import device
-from hpc_oldsgd.transport.mpi import MpiTransport, cuda_probe, requests
+from hpc_oldsgd.transport.mpi import MpiTransport, cuda_probe, job
 from support.message_ways import FAST, WAYS, D, every_way, mixed
 from support.small_problems import rows
 
@@ -55,7 +55,7 @@ def test_a_rank_that_is_bound_has_its_cores_to_itself(comm, monkeypatch):
     own = {3 * comm.rank + k for k in range(3)}
     for cores in (own, set(range(3 * comm.size))):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
-        device.set_threads(0, requests.Startup(comm).sharing)
+        device.set_threads(0, job.Startup(comm).sharing)
     assert set_to == [3, 3]
 
 
@@ -63,14 +63,14 @@ def test_the_probe_for_device_memory_needs_every_payload_intact(comm, monkeypatc
     cpu = torch.device("cpu")
     assert cuda_probe.arrives(comm, cpu)
     assert not cuda_probe.cuda_aware(comm, cpu)
-    real = requests.pass_around
+    real = cuda_probe.pass_around
 
     def torn(comm: MPI.Comm, sent: torch.Tensor, received: torch.Tensor) -> None:
         real(comm, sent, received)
         if comm.rank == comm.size - 1:
             received[-1] += 1
 
-    monkeypatch.setattr(requests, "pass_around", torn)
+    monkeypatch.setattr(cuda_probe, "pass_around", torn)
     assert not cuda_probe.arrives(comm, cpu)  # on every rank alike
 
 
@@ -131,10 +131,10 @@ def test_flights_are_timed(comm, way):
 @pytest.mark.max_ranks(1)
 def test_a_limit_ends_the_job_once_it_is_over(monkeypatch):
     said: list[str] = []
-    monkeypatch.setattr(requests, "end_job", lambda comm, text, code: said.append(text))
-    with pytest.raises(ZeroDivisionError), requests.limit(60, "to fail"):
+    monkeypatch.setattr(job, "end_job", lambda comm, text, code: said.append(text))
+    with pytest.raises(ZeroDivisionError), job.limit(60, "to fail"):
         raise ZeroDivisionError
-    with requests.limit(0.05, "to wake up"):
+    with job.limit(0.05, "to wake up"):
         while not said:
             time.sleep(0.01)
     assert said == ["rank 0 has waited 0 s to wake up\n"]  # the other one was called off

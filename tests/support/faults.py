@@ -145,7 +145,7 @@ def run_with(fault: str, words: list[str]) -> None:
 
 def main() -> None:
     from hpc_oldsgd import tasks
-    from hpc_oldsgd.transport.mpi import requests, world
+    from hpc_oldsgd.transport.mpi import collectives, world
     from support.bad_input import TASKS
 
     for name, kind in TASKS.items():
@@ -155,7 +155,7 @@ def main() -> None:
         what, rank, when = named.split(":")
         faults[int(rank)] = f"{what}:{when}"
         if what.endswith("-at-end"):  # the other ranks wait for it as long as --timeout says
-            requests.START_LEAST_S = 1.0
+            collectives.START_LEAST_S = 1.0
     words = sys.argv[1:]
     while "--" in words:
         one, words = words[: words.index("--")], words[words.index("--") + 1 :]
@@ -164,7 +164,7 @@ def main() -> None:
             run_with("", one)
         except SystemExit as stop:
             code = stop.code or 0
-        codes = requests.gather_text(world(), str(code))
+        codes = collectives.gather_text(world(), str(code))
         if launcher_rank() == 0:
             print("=== " + " ".join(codes), file=sys.stderr, flush=True)
     run_with(faults.get(launcher_rank(), ""), words)

@@ -27,21 +27,13 @@ from ..progress import PERIOD_S, Engine, Job, NativeEngine, PythonEngine
 from ..staging import Staging
 from ..trace import Trace
 from .all_reduce import MpiPending, MpiReduction, Ring
+from .collectives import broadcast, gather_text
 from .cuda_probe import cuda_aware
-from .exchange import Channel, InFlight, MpiFlight  # the other files that say MPI
-from .late_exchange import LateChannel, LateFlight
-from .requests import (
-    Startup,
-    abort_on_error,
-    as_bytes,
-    complete,
-    end_job,
-    functions,
-    gather_text,
-    pieces,
-    sizes,
-    vendor,
-)
+from .exchange import Channel, MpiFlight, WaitingChannel
+from .in_flight import InFlight
+from .job import Startup, abort_on_error, end_job, vendor, world
+from .late_exchange import LateChannel
+from .requests import functions, sizes
 
 Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
@@ -49,7 +41,7 @@ AllReduce = Literal["ring", "mpi"]
 __all__ = ["MpiTransport", "Startup", "end_job", "world"]
 LARGEST_MESSAGE_BYTES = 1 << 30
 WaitsFor = Callable[[bool], str]
-"""Names who is late; True once the limit is over, and looking closely may cost something."""
+"""Names who is late. It is given True once the limit is over: then looking may take its time."""
 
 
 class MpiTransport(Transport):
@@ -94,7 +86,7 @@ class MpiTransport(Transport):
                 stacklevel=2,
             )
         self.board: Board | None = None
-        """Where a late rank left what it was doing."""
+        """Shows what a late rank was doing."""
         self.wire = wire
         self.timeout_s = timeout_s
         self.largest_message_bytes = largest_message_bytes
@@ -122,15 +114,7 @@ class MpiTransport(Transport):
 
     def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
         self._check_open()
-        channel = self._channel(x)
-        if not channel.holds(x):
-            channel.next_y().copy_(x)
-        channel.fresh = None
-        if isinstance(channel, LateChannel):
-            flight: MpiFlight = LateFlight(self, channel, round)
-        else:
-            flight = MpiFlight(self, channel, round)
-        self.mark(flight, x)
+        flight = self._channel(x).exchange(x, round)
         self._open.append(flight)
         return flight
 
@@ -151,7 +135,6 @@ class MpiTransport(Transport):
         return reduction
 
     def computed(self) -> None:
-        self.forget()  # the training loop may have changed x since
         self.poll()
 
     def now(self) -> float:
@@ -163,7 +146,7 @@ class MpiTransport(Transport):
         self._numbers = [p for p in self._numbers if not p.done()] + [pending]
         return pending
 
-    def together(self) -> float:
+    def barrier(self) -> float:
         """Blocking: all ranks leave at about the same time, which is returned."""
         self.everywhere(0.0).result()
         return time.perf_counter()
@@ -187,29 +170,17 @@ class MpiTransport(Transport):
 
     def broadcast(self, tensor: torch.Tensor, root: int = 0) -> None:
         """Blocking, in place; for the start of a run."""
-        host = tensor.detach().to("cpu").contiguous()
-        for piece in pieces(host.view(-1), self.largest_message_bytes):
-            complete(self.comm.Ibcast(as_bytes(piece), root), self.timeout_s, f"rank {root}")
-        if host.data_ptr() != tensor.data_ptr():
-            with torch.no_grad():
-                tensor.copy_(host)
+        broadcast(self.comm, tensor, root, self.largest_message_bytes, self.timeout_s)
 
     def drain(self) -> None:
         for flight in list(self._open):
             flight.wait()
-            flight._end()
+            flight.end()
         for channel in self._channels:
-            if isinstance(channel, LateChannel):
-                channel.drain()
+            channel.drain()
         for pending in self._numbers:
             pending.result()
         self._numbers = []
-        self.forget()
-
-    def forget(self) -> None:
-        """Snapshots that a mix has written are of no use: x is no longer what it was."""
-        for channel in self._channels:
-            channel.fresh = None
 
     def close(self) -> None:
         if self.closed:
@@ -258,7 +229,7 @@ class MpiTransport(Transport):
         return MPI.Query_thread() >= MPI.THREAD_SERIALIZED or MPI.Is_thread_main()
 
     def await_job(self, job: Job, waits_for: WaitsFor) -> None:
-        """Return when the job is done; the thread stands on an event, never inside MPI."""
+        """Return when the job is done. The thread waits on an event, never inside MPI."""
         self.await_done(lambda seconds: self.engine.wait(job, seconds), waits_for)
         if job.error:
             raise MPI.Exception(job.error)
@@ -281,18 +252,19 @@ class MpiTransport(Transport):
 
     def _channel(self, x: torch.Tensor) -> Channel:
         free = [c for c in self._channels if not c.busy and c.fits(x)]
-        # The one whose snapshot the last mix has written already; the same choice on every rank.
-        channel = next((c for c in free if c.holds(x)), free[0] if free else None)
+        # The one into which the last mix has written a snapshot of x, be it current or not: so
+        # every rank makes the same choice.
+        channel = next((c for c in free if c.has_written(x)), free[0] if free else None)
         if channel is None:
-            kind = Channel if self.late is None else LateChannel
+            kind = WaitingChannel if self.late is None else LateChannel
             channel = kind(self, x, tag=len(self._channels))
             self._channels.append(channel)
         return channel
 
     def staging_for(self, device: torch.device) -> Staging | None:
-        """None where MPI reads the tensors themselves and nothing has to be waited for.
+        """None where MPI reads the tensors themselves.
 
-        On the CPU the other two run when asked for: the way of a device, without one.
+        On the CPU `direct` and `host` run when asked for, so that a device's code is tested there.
         """
         mode = self._staging_mode
         if device.type == "cpu" and mode == "auto":
@@ -305,12 +277,13 @@ class MpiTransport(Transport):
 
 
 _not_closed: set[MpiTransport] = set()
-"""MPI still reads and writes their buffers: they outlive an Agent that was dropped unfinished."""
+"""Kept alive if an Agent is dropped unfinished: MPI still reads and writes their buffers."""
 
 
 @atexit.register
-def _leave_to_finalize() -> None:
-    """MPI_Finalize moves what is open: no thread may call MPI beside it, no buffer may be gone."""
+def _stop_before_finalize() -> None:
+    """MPI_Finalize completes what is open: no other thread may call MPI then, and every buffer must
+    still be there."""
     for transport in _not_closed:
         transport.stop_engines()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
@@ -325,7 +298,3 @@ def choose_progress(progress: Progress) -> Progress:
             "progress=thread needs MPI_THREAD_MULTIPLE, which this MPI did not grant: use poll"
         )
     return progress
-
-
-def world() -> MPI.Comm:
-    return MPI.COMM_WORLD

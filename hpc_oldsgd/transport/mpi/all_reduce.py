@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..base import Pending, Reduction, ring_chunks, sum_type
 from ..progress import Stage
 from ..staging import host_memory
-from .exchange import InFlight
+from .in_flight import InFlight, StagedJob
 from .requests import PersistentRequests, StartedRequest, as_bytes, pieces
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ class Ring:
         self.stages: list[Stage] = []
         left, right, tag = (t.rank - 1) % t.n, (t.rank + 1) % t.n, TAG_RING + number
         # MPI's own starts at once, on the caller's thread: not with data that is yet to be staged.
-        own = t.all_reduce_by == "mpi" and self.staging is None
-        if own:
+        if t.all_reduce_by == "mpi" and self.staging is None:
             return
         for step in range(2 * (t.n - 1)):
             adds = step < t.n - 1
@@ -85,19 +84,23 @@ class MpiReduction(InFlight, Reduction):
         ring.busy = True
         if ring.staging is None:
             ring.total.copy_(x)
-            self.launch(ring.started(), None, [], [])
-        else:
-            snapshot = x.detach().clone()
-            self.launch(ring.started(), ring.staging, out=[(ring.total, snapshot)], back=[])
+        out = [(ring.total, x.detach().clone())] if ring.staging else []
+        self._job = StagedJob(transport, ring.started(), ring.staging, out)
 
     def mean(self, out: torch.Tensor) -> torch.Tensor:
         self.wait()
         start = time.perf_counter()
         out.copy_(self.ring.total.div_(self.transport.n), non_blocking=True)
-        self._end()
+        self.end()
         if self.transport.trace is not None and self.kind != "evaluate":
             self.transport.trace.span("mix", "mean", start, time.perf_counter(), round=self.round)
         return out
+
+    def done(self) -> bool:
+        return self._job.done()
+
+    def _complete(self) -> float:
+        return self._job.wait(self.waits_for)
 
     def waits_for(self, over: bool) -> str:
         left = (self.transport.rank - 1) % self.transport.n

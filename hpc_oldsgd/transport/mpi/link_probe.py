@@ -44,7 +44,7 @@ def pattern(rank: int, nbytes: int) -> Bytes:
     return k.view(np.uint8)[:nbytes]
 
 
-def together(comm: MPI.Comm) -> None:
+def barrier(comm: MPI.Comm) -> None:
     """A barrier whose waiting ranks leave the cores to those that measure."""
     request = comm.Ibarrier()
     while not request.Test():
@@ -83,7 +83,7 @@ def all_at_once(comm: MPI.Comm, peers: Sequence[int], nbytes: int) -> list[float
     """
     sent = pattern(comm.rank, nbytes)
     into = [np.empty(nbytes, dtype=np.uint8) for _ in peers]
-    together(comm)
+    barrier(comm)
     start = time.perf_counter()
     arrives = [comm.Irecv(b, j, TAG_ALL) for b, j in zip(into, peers, strict=True)]
     leaves = [comm.Isend(sent, j, TAG_ALL) for j in peers]
@@ -94,7 +94,7 @@ def all_at_once(comm: MPI.Comm, peers: Sequence[int], nbytes: int) -> list[float
                 done[k] = time.perf_counter() - start
         os.sched_yield()
     _finish(leaves)
-    together(comm)
+    barrier(comm)
     return done
 
 

@@ -1,8 +1,8 @@
 """Going on after the death of a rank, where MPI can: user-level failure mitigation (ULFM).
 
-A rank that meets the death revokes the communicator, which ends every wait on it everywhere;
-then the survivors shrink it to a smaller one. Requests are only ever tested, never waited for
-inside MPI: over TCP a blocking wait does not outlive the death of a peer.
+A rank that notices the death revokes the communicator, which ends every wait on it everywhere;
+then the survivors shrink it to a smaller one. Requests are only tested, never waited for inside
+MPI: over TCP a blocking wait does not survive the death of a peer.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from ...errors import UserError
-from .requests import complete, gather_text, limit, vendor
+from .collectives import complete, gather_text
+from .job import limit, vendor
 
 if TYPE_CHECKING:
     from ...topology import Topology
     from . import MpiTransport
     from .all_reduce import MpiPending
-    from .exchange import InFlight
+    from .in_flight import InFlight
 
 SETTLE_S = 10.0  # until MPI has let go of the buffers of a revoked communicator
 survivors: list[tuple[MPI.Comm, float | None]] = []
-"""Of each death, the communicator without the dead and the limit for waits; the last one counts."""
+"""After each death: the communicator of those that live, and their time limit. The last counts."""
 
 
 def require_ulfm() -> None:
-    """Raises UserError where the death of one rank is the death of all."""
+    """Raises UserError where MPI ends all ranks when one dies."""
     try:
         on = ctypes.c_bool.in_dll(ctypes.CDLL(MPI.__file__), "ompi_ftmpi_enabled").value
     except ValueError:
@@ -46,7 +47,7 @@ def require_ulfm() -> None:
 
 
 def is_death(transport: MpiTransport, error: BaseException) -> bool:
-    """Whether it says that another rank died, or that somebody has found so."""
+    """Whether the error means that another rank died, or that some rank has noticed a death."""
     if not isinstance(error, MPI.Exception):
         return False
     if error.Get_error_class() in (
@@ -61,9 +62,9 @@ def is_death(transport: MpiTransport, error: BaseException) -> bool:
 
 
 def shrink(transport: MpiTransport) -> list[int]:
-    """Leave the dead behind: who lives, by the rank each had. Collective among the living.
+    """Continue without the dead ranks; returns the old ranks of those that live.
 
-    The transport has no topology that fits until `rebuild`; what was in flight is dropped.
+    Collective among them. What was in flight is dropped; the topology fits again after `rebuild`.
     """
     old = transport.comm
     old.Revoke()
@@ -77,9 +78,9 @@ def shrink(transport: MpiTransport) -> list[int]:
 
 
 def meet(comm: MPI.Comm, timeout_s: float | None) -> None:
-    """Wait for all before the end, where nobody has died yet: MPI_Finalize would for ever."""
+    """Wait for all before the end while nobody has died: MPI_Finalize would wait for ever."""
     if survivors:
-        return  # who meet when they leave
+        return  # they wait for each other in `leave`
     try:
         gather_text(comm, "", timeout_s)
     except MPI.Exception:  # one has died since
@@ -89,9 +90,9 @@ def meet(comm: MPI.Comm, timeout_s: float | None) -> None:
 
 
 def leave(code: int) -> None:
-    """End a process that has survived a death, together with the others. Returns only by an error.
+    """End this process together with the other survivors of a death. Does not return.
 
-    Without MPI_Finalize: in Open MPI 5.0.11 it may wait for the dead for ever.
+    It skips MPI_Finalize, which in Open MPI 5.0.11 may wait for a dead rank for ever.
     """
     comm, timeout_s = survivors[-1]
     with contextlib.suppress(MPI.Exception):  # another one has died

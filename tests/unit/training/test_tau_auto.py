@@ -16,7 +16,7 @@ from torch import nn
 from hpc_oldsgd import algorithms, simulate, topology
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import spec
-from hpc_oldsgd.simulation.slowdown import Drag
+from hpc_oldsgd.simulation.slowdown import Slowdown
 from hpc_oldsgd.study import compare
 from hpc_oldsgd.training import tau_auto, tau_measure
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
@@ -165,6 +165,6 @@ def test_an_agent_made_slow_is_timed_as_slow() -> None:
     transport = Some(reduce=lambda values: Some(result=lambda: values))
     training: Any = Some(
         workers=[Some(model=nn.Linear(1, 1))], runner=Some(transport=transport),
-        backward=lambda worker, k: time.sleep(0.01), drag=Drag(("0:3",), 0.0, 0, 2, 0),
+        backward=lambda worker, k: time.sleep(0.01), slowdown=Slowdown(("0:3",), 0.0, 0, 2, 0),
     )  # fmt: skip
     assert tau_measure._gradient_seconds(training) >= 0.03
