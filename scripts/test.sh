@@ -45,7 +45,7 @@ folders=()
 for folder in tests/unit tests/jobs tests/repo tests/native tests/golden; do
   has_tests "$folder" && folders+=("$folder")
 done
-part "unit, native, golden" pytest_alone "${folders[@]}" -n "$WORKERS" --dist worksteal
+part "one process, jobs" pytest_alone "${folders[@]}" -n "$WORKERS" --dist worksteal
 if has_tests tests/slurm; then
   {
     renice -n 10 "$BASHPID" >/dev/null

@@ -5,16 +5,17 @@ from __future__ import annotations
 import gc
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import hypothesis
 import pytest
 import torch
 
-from support import PYTHONPATH, ROOT, fast_disk
+from support import faults
+from support.jobs import Mpirun, launch
 
 # Machines are noisy, so no deadlines; the same examples in every run and on every rank.
 hypothesis.settings.register_profile("here", deadline=None, derandomize=True, database=None)
@@ -62,8 +63,9 @@ def _one_thread() -> None:
 
 
 @pytest.fixture
-def prompt_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast_disk.make_prompt(monkeypatch)
+def fast_disk() -> Iterator[None]:
+    with faults.fast_disk():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -73,25 +75,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
+def mpirun(request: pytest.FixtureRequest) -> Mpirun:
     """`mpirun(n, "script.py", ...)` starts a job of its own; for tests of one process only."""
+    if request.config.getoption("--with-mpi") or request.config.getoption("--only-mpi"):
+        pytest.skip("starts jobs of its own")
     own = Path(sys.prefix) / "bin" / "mpirun"
     command = os.environ.get("MPIRUN") or (str(own) if own.exists() else shutil.which("mpirun"))
     if not command:
         pytest.skip("there is no mpirun")
-
-    def run(
-        n: int, *args: str | Path, timeout_s: float = 120, **env: str
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            # Ended by a signal, mpirun ends its ranks too; a killed one would leave them behind.
-            ["timeout", str(timeout_s), command, "-n", str(n), sys.executable, *map(str, args)],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **env},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s + 30,
-        )
-
-    return run
+    return partial(launch, [command])

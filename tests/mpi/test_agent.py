@@ -15,13 +15,13 @@ from hpc_oldsgd.algorithms import KGT, LDSGD, LSGD, OLDSGD
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runtime.agent import Agent
 from support.small_problems import cnn
-from support.training_loops import LOOPS, STEPS, Loop, simulated, trained
+from support.training_loops import LOOPS, STEPS, Loop, agent_loop, simulated_loop
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=list(LOOPS))
 def test_every_training_loop_is_the_simulators(comm, loop):
-    expected = simulated(comm, loop, OLDSGD(tau=3), "ring")
-    history, mean, _ = trained(comm, loop, OLDSGD(tau=3), "ring")
+    expected = simulated_loop(comm, loop, OLDSGD(tau=3), "ring")
+    history, mean, _ = agent_loop(comm, loop, OLDSGD(tau=3), "ring")
     for t, (x, X) in enumerate(zip(history, expected, strict=True)):
         assert torch.equal(x, X[comm.rank]), f"step {t}"
     torch.testing.assert_close(mean, expected[-1].mean(0))
@@ -29,13 +29,13 @@ def test_every_training_loop_is_the_simulators(comm, loop):
         assert not torch.equal(expected[-1][0], expected[-1][1])
 
 
-@pytest.mark.ranks(1, 4)
+@pytest.mark.max_ranks(4)
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_algorithm_is_the_simulators(comm, name):
     cls = algorithms.get(name)
     algorithm = cls() if cls().tau == 1 else cls(tau=3)
-    expected = simulated(comm, Loop(), algorithm, "ring")
-    history, _, _ = trained(comm, Loop(), algorithm, "ring")
+    expected = simulated_loop(comm, Loop(), algorithm, "ring")
+    history, _, _ = agent_loop(comm, Loop(), algorithm, "ring")
     assert all(torch.equal(x, X[comm.rank]) for x, X in zip(history, expected, strict=True))
 
 
@@ -54,8 +54,8 @@ OPTIONS = [
 @pytest.mark.parametrize("algorithm", [OLDSGD(tau=2), LSGD(tau=3)], ids=str)
 def test_the_way_messages_move_changes_nothing(comm, options, algorithm):
     loop = Loop("momentum")
-    expected = simulated(comm, loop, algorithm, "ring")
-    history, _, _ = trained(comm, loop, algorithm, "ring", **options)
+    expected = simulated_loop(comm, loop, algorithm, "ring")
+    history, _, _ = agent_loop(comm, loop, algorithm, "ring", **options)
     assert all(torch.equal(x, X[comm.rank]) for x, X in zip(history, expected, strict=True))
 
 
@@ -65,8 +65,8 @@ def test_graphs(comm, graph):
         topology.from_name(graph, comm.size)
     except UserError:
         pytest.skip(f"no {graph} of {comm.size}")
-    expected = simulated(comm, Loop(), OLDSGD(tau=2), graph)
-    history, _, _ = trained(comm, Loop(), OLDSGD(tau=2), graph)
+    expected = simulated_loop(comm, Loop(), OLDSGD(tau=2), graph)
+    history, _, _ = agent_loop(comm, Loop(), OLDSGD(tau=2), graph)
     assert all(torch.equal(x, X[comm.rank]) for x, X in zip(history, expected, strict=True))
 
 
@@ -75,8 +75,8 @@ def test_graphs(comm, graph):
 def test_buffers_and_wire(comm, buffers, wire):
     types = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
     loop = Loop("adamw")
-    expected = simulated(comm, loop, OLDSGD(tau=2), "ring", buffers=buffers, wire=types[wire])
-    history, _, agent = trained(comm, loop, OLDSGD(tau=2), "ring", buffers=buffers, wire=wire)
+    expected = simulated_loop(comm, loop, OLDSGD(tau=2), "ring", buffers=buffers, wire=types[wire])
+    history, _, agent = agent_loop(comm, loop, OLDSGD(tau=2), "ring", buffers=buffers, wire=wire)
     assert all(torch.equal(x, X[comm.rank]) for x, X in zip(history, expected, strict=True))
     names = [slot.name for slot in agent.flat.slots]
     assert ("1.running_mean" in names) == (buffers == "mix")
@@ -97,12 +97,12 @@ def test_buffers_are_mixed_with_the_parameters(comm):
         assert model[1].num_batches_tracked == 2
 
 
-@pytest.mark.ranks(1, 2)
+@pytest.mark.max_ranks(2)
 def test_alone_an_agent_is_its_optimizer(comm):
     """n = 1: whatever the algorithm, the loop with a bare optimizer. On every rank by itself."""
     for loop in LOOPS.values():
         for algorithm in (OLDSGD(tau=3), LDSGD(tau=2)):
-            _, _, agent = trained(MPI.COMM_SELF, loop, algorithm, "ring")
+            _, _, agent = agent_loop(MPI.COMM_SELF, loop, algorithm, "ring")
             model = cnn(seed=0)
             optimizer, scheduler = loop.make(model)
             for k in range(STEPS):
@@ -117,9 +117,9 @@ def test_alone_an_agent_is_its_optimizer(comm):
 def test_gradient_form_is_the_papers_sum(comm):
     """The simulator's gradient form exactly, the delta form up to rounding."""
     form = OLDSGD(tau=3, form="gradient")
-    expected = simulated(comm, Loop(), form, "ring", buffers="local")
-    history, _, _ = trained(comm, Loop(), form, "ring", buffers="local")
-    delta, _, _ = trained(comm, Loop(), OLDSGD(tau=3), "ring", buffers="local")
+    expected = simulated_loop(comm, Loop(), form, "ring", buffers="local")
+    history, _, _ = agent_loop(comm, Loop(), form, "ring", buffers="local")
+    delta, _, _ = agent_loop(comm, Loop(), OLDSGD(tau=3), "ring", buffers="local")
     for x, X, same in zip(history, expected, delta, strict=True):
         assert torch.equal(x, X[comm.rank])
         torch.testing.assert_close(x, same, rtol=1e-3, atol=1e-4)

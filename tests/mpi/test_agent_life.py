@@ -61,7 +61,7 @@ def half(model: nn.Module) -> None:
     model[4].to(torch.bfloat16)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     "change, named",
     [
@@ -84,7 +84,7 @@ def test_another_model_on_one_rank_is_found_and_named(comm, change, named):
         Agent(model, optimizer, OLDSGD(), "ring", comm)
 
 
-@pytest.mark.ranks(3)
+@pytest.mark.mpi(min_size=3)
 @pytest.mark.parametrize(
     "odd, named",
     [
@@ -103,7 +103,7 @@ def test_another_setting_on_one_rank_is_found_and_named(comm, odd, named):
         Agent(model, optimizer, OLDSGD(), comm=comm, **settings)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 def test_another_algorithm_on_one_rank_is_found_and_named(comm):
     model = cnn()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -111,7 +111,7 @@ def test_another_algorithm_on_one_rank_is_found_and_named(comm):
         Agent(model, optimizer, OLDSGD(tau=5 + (comm.rank == 1)), "ring", comm)
 
 
-@pytest.mark.ranks(1, 3)
+@pytest.mark.max_ranks(3)
 @pytest.mark.parametrize("name", algorithms.names())
 def test_a_resumed_run_is_the_run_that_never_stopped(comm, name):
     cls = algorithms.get(name)

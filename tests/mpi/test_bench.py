@@ -38,7 +38,8 @@ def bench(
     return run
 
 
-@pytest.mark.ranks(3, 4)
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.max_ranks(4)
 def test_overlap(comm: MPI.Comm, bench: Bench) -> None:
     names = ["oldsgd", "ldsgd", "lsgd", "dsgd_cta"]
     printed = bench(*SMALL, "--algorithm", *names)
@@ -55,7 +56,8 @@ def test_overlap(comm: MPI.Comm, bench: Bench) -> None:
         assert r["hidden"] == pytest.approx(max(0.0, 1 - r["exposed_s"] / r["transfer_s"]))
 
 
-@pytest.mark.ranks(2, 2)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(2)
 def test_overlap_of_more_rounds_than_are_kept(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +66,8 @@ def test_overlap_of_more_rounds_than_are_kept(
     assert ldsgd["transfer_s"] > 0 and ldsgd["exposed_s"] > 0 and ldsgd["hidden"] < 1
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(4)
 @pytest.mark.parametrize(
     "options",
     [
@@ -79,7 +82,7 @@ def test_overlap_takes_every_kind_of_transport(bench: Bench, options: tuple[str,
     assert [r["algorithm"] for r in printed["results"]] == ["oldsgd", "ldsgd"]
 
 
-@pytest.mark.ranks(1, 1)
+@pytest.mark.max_ranks(1)
 def test_overlap_on_one_rank_sends_nothing(bench: Bench) -> None:
     assert [r["hidden"] for r in bench(*SMALL)["results"]] == [1.0, 1.0]
 
@@ -90,7 +93,8 @@ def test_overlap_explains_bad_input() -> None:
             overlap.Options(**bad)  # type: ignore[arg-type]
 
 
-@pytest.mark.ranks(2, 2)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(2)
 def test_overhead(bench: Bench) -> None:
     printed = bench("overhead", "--batch", "0", "--pairs", "2", "--json")
     assert printed["settings"]["parameters"] == 9_225_610

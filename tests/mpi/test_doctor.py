@@ -13,7 +13,7 @@ from hpc_oldsgd import topology
 from hpc_oldsgd.doctor import links
 from hpc_oldsgd.transport.mpi import link_probe
 
-pytestmark = pytest.mark.ranks(1, 4)
+pytestmark = pytest.mark.max_ranks(4)
 
 
 def test_every_edge_once(comm: MPI.Comm) -> None:
@@ -31,7 +31,8 @@ def test_every_edge_once(comm: MPI.Comm) -> None:
     assert all(link["at_once_bytes_per_s"] > 0 for link in found)
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(4)
 @pytest.mark.parametrize("nbytes", [1, 7, 8, 65537])
 def test_a_changed_payload_is_noticed(
     comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch, nbytes: int
@@ -57,7 +58,8 @@ def test_patterns_differ() -> None:
     assert len(set(made)) == 4 and made[0][:496] != made[0][8:504]
 
 
-@pytest.mark.ranks(3, 3)
+@pytest.mark.mpi(min_size=3)
+@pytest.mark.max_ranks(3)
 def test_a_graph_that_does_not_fit(
     comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

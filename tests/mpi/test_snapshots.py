@@ -105,7 +105,7 @@ def equals_the_simulator(
             assert torch.equal(agent.x, swarm.x[own]), f"step {k}"
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("how", ["descend", "in place", "mix again"])
 def test_a_schedule_that_changes_x_after_the_mix(comm, how):
     equals_the_simulator(comm, Changed(how=how))
@@ -126,7 +126,7 @@ def shrink_on_one_rank(model: nn.Module, i: int) -> None:
         shrink_data(model, i)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("change", [shrink, shrink_data, shrink_on_one_rank])
 @pytest.mark.parametrize("when", ["at_boundary", "between"])
 def test_weights_that_the_user_changes(comm, when, change):
@@ -134,7 +134,7 @@ def test_weights_that_the_user_changes(comm, when, change):
         equals_the_simulator(comm, algorithm, **{when: change})
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 def test_a_round_begun_anew_and_a_state_that_is_loaded(comm):
     saved: dict[int, Any] = {}
 
@@ -152,7 +152,7 @@ def test_a_round_begun_anew_and_a_state_that_is_loaded(comm):
     equals_the_simulator(comm, OLDSGD(tau=1), act=act)
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 def test_x_changed_on_one_rank_only_travels_by_the_same_channel(comm):
     """Whether a snapshot is current may differ from rank to rank; the channel must not."""
     graph = topology.from_name("ring", comm.size)

@@ -9,7 +9,7 @@ from hpc_oldsgd.bench import soak
 SMALL = {"rounds": 150, "size": 1003, "stop_every": 0.02, "stop_seconds": 0.005}
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("late", ["wait", "reuse"])
 def test_a_small_soak_passes(comm, late):
     options = soak.Options(**SMALL, late=late, late_wait=0.001, seed=comm.size)
@@ -19,7 +19,7 @@ def test_a_small_soak_passes(comm, late):
     assert verdict["compared_with_simulator"] == (late == "wait")
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 def test_one_number_of_one_rank_spoils_the_verdict(comm):
     """The mean identity and the comparison with the simulator can fail, each by one slip."""
 

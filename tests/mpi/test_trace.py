@@ -14,7 +14,7 @@ def test_ranks_of_one_machine_share_a_clock(comm):
     assert collectives.clock_offset(comm) == 0.0
 
 
-@pytest.mark.ranks(2)
+@pytest.mark.mpi(min_size=2)
 def test_offsets_of_machines_that_differ(comm, monkeypatch):
     """Rank i pretends to be a machine whose clock is 1000 i seconds ahead."""
 

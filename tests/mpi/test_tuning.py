@@ -14,7 +14,7 @@ from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import spec
 from hpc_oldsgd.training import tau_measure
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
-from support.simulated_runs import in_memory
+from support.runs import in_memory
 
 SHORT = "--task digits --batchnorm --momentum 0.9 --iterations 24 --eval-every 2 --threads 1"
 
@@ -25,20 +25,21 @@ def trained(words: str, out: Path) -> None:
     MPI.COMM_WORLD.Barrier()
 
 
-def test_auto_is_the_run_that_was_told_its_tau(comm: MPI.Comm, shared_path: Path) -> None:
+def test_auto_is_the_run_that_was_told_its_tau(comm: MPI.Comm, mpi_tmp_path: Path) -> None:
     if comm.size > 4:
         pytest.skip("the same on fewer ranks")
-    trained(f"{SHORT} --tau auto:2-4", shared_path / "auto")
-    tau = json.loads((shared_path / "auto" / "config.json").read_text())["algorithm"]["tau"]
+    trained(f"{SHORT} --tau auto:2-4", mpi_tmp_path / "auto")
+    tau = json.loads((mpi_tmp_path / "auto" / "config.json").read_text())["algorithm"]["tau"]
     assert 2 <= tau <= 4
-    trained(f"{SHORT} --tau {tau}", shared_path / "told")
-    a, b = (export.newest(shared_path / name, print) for name in ("auto", "told"))
+    trained(f"{SHORT} --tau {tau}", mpi_tmp_path / "told")
+    a, b = (export.newest(mpi_tmp_path / name, print) for name in ("auto", "told"))
     assert a.manifest["tau"] == tau and a.r == b.r
     assert torch.equal(a.read(comm.rank)["runner"]["x"], b.read(comm.rank)["runner"]["x"])
 
 
-@pytest.mark.ranks(2, 4)
-@pytest.mark.usefixtures("prompt_disk")
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(4)
+@pytest.mark.usefixtures("fast_disk")
 @pytest.mark.parametrize(
     "name, late, lag",
     [("oldsgd", "", 1), ("olgt", "", 1), ("oldsgd", "--late reuse --late-wait 60", 2)],
@@ -46,7 +47,7 @@ def test_auto_is_the_run_that_was_told_its_tau(comm: MPI.Comm, shared_path: Path
 )
 def test_retuned_together_and_resumed(
     comm: MPI.Comm,
-    shared_path: Path,
+    mpi_tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
     late: str,
@@ -67,12 +68,12 @@ def test_retuned_together_and_resumed(
 
     monkeypatch.setattr(tau_measure.Retuner, "seen", look)
     words = f"{SHORT} --algorithm {name} --checkpoint-every 4 --keep 9 --tau auto --retune 3 {late}"
-    trained(words, shared_path / "run")
+    trained(words, mpi_tmp_path / "run")
     assert rounds[:2] == [3, 6]
     slowest = 1.0 + comm.size
     up = {"oldsgd": 1.2 * slowest, "olgt": 2.4 * slowest}[name]
     tau = int(-(-up // 1))
-    rows = [json.loads(line) for line in (shared_path / "run" / "metrics.jsonl").open()]
+    rows = [json.loads(line) for line in (mpi_tmp_path / "run" / "metrics.jsonl").open()]
     assert [row["tau"] for row in rows][:3] == [1, 1 if late else tau, tau]
 
     # The simulator, told to change tau at the same boundaries, ends with the same bits.
@@ -84,24 +85,24 @@ def test_retuned_together_and_resumed(
     )
     simulation.run()
     X = simulation.runner.x
-    newest = export.newest(shared_path / "run", print)
+    newest = export.newest(mpi_tmp_path / "run", print)
     assert torch.equal(newest.read(comm.rank)["runner"]["x"], X[comm.rank])
 
     if late:
         return
     # Resumed where tau had just changed: no calibration, the stored tau.
-    branch = f"--resume {shared_path}/run/checkpoints/round-00000004"
-    trained(f"{words} {branch}", shared_path / "branch")
-    again = export.newest(shared_path / "branch", print)
+    branch = f"--resume {mpi_tmp_path}/run/checkpoints/round-00000004"
+    trained(f"{words} {branch}", mpi_tmp_path / "branch")
+    again = export.newest(mpi_tmp_path / "branch", print)
     assert (
-        json.loads((shared_path / "branch" / "config.json").read_text())["algorithm"]["tau"] == tau
+        json.loads((mpi_tmp_path / "branch" / "config.json").read_text())["algorithm"]["tau"] == tau
     )
     assert torch.equal(again.read(comm.rank)["runner"]["x"], X[comm.rank])
 
 
-@pytest.mark.ranks(2)
-def test_refused_on_all_ranks(comm: MPI.Comm, shared_path: Path) -> None:
+@pytest.mark.mpi(min_size=2)
+def test_refused_on_all_ranks(comm: MPI.Comm, mpi_tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ldsgd stands still"):
-        trained(f"{SHORT} --tau auto --algorithm ldsgd", shared_path / "a")
+        trained(f"{SHORT} --tau auto --algorithm ldsgd", mpi_tmp_path / "a")
     with pytest.raises(UserError, match="--progress auto"):
-        trained(f"{SHORT} --tau auto --progress none", shared_path / "b")
+        trained(f"{SHORT} --tau auto --progress none", mpi_tmp_path / "b")

@@ -8,7 +8,7 @@ import torch
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runtime.agent import Agent
 from support.small_problems import cnn
-from support.training_loops import Loop, simulated, trained
+from support.training_loops import Loop, agent_loop, simulated_loop
 from support.unread_gradient import READS, OwnDirection, Reads
 
 
@@ -24,6 +24,6 @@ def test_computing_with_it_is_refused(comm, how):
 
 
 def test_a_direction_that_is_not_the_gradient_is_descended_along(comm):
-    history, _, _ = trained(comm, Loop(), OwnDirection(), "ring")
-    for k, X in enumerate(simulated(comm, Loop(), OwnDirection(), "ring")):
+    history, _, _ = agent_loop(comm, Loop(), OwnDirection(), "ring")
+    for k, X in enumerate(simulated_loop(comm, Loop(), OwnDirection(), "ring")):
         assert torch.equal(history[k], X[comm.rank]), f"step {k}"

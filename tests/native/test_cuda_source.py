@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hpc_oldsgd.ops import native, reference
 from support import mix_inputs
-from support.mix_inputs import PAIR_NAMES, PAIRS, TYPES, Case, same
+from support.bits import same
+from support.mix_inputs import PAIR_NAMES, PAIRS, TYPES, Case
 
 GRADIENT, DELTA = 0, 1  # as Form of mix.h counts; TYPES has the order of its Dtype
 KERNELS = 3 * len(PAIRS)  # gradient, delta, delta with distance

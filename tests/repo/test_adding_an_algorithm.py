@@ -28,9 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def python(*args: object, cwd: Path, path: Path | None = None) -> str:
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if path is not None:
-        env["PYTHONPATH"] = str(path)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{path or ''}:{ROOT}"}
     done = subprocess.run(
         [sys.executable, *map(str, args)],
         cwd=cwd, env=env, capture_output=True, text=True, timeout=120,

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpc_oldsgd import algorithms
+from support import ROOT
 from support.data_files import write_bpe, write_wikitext
-from support.slurm_cluster import ROOT, Cluster
+from support.slurm_cluster import Cluster
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(700)]
 

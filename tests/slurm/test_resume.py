@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file
 
-from support.slurm_cluster import ROOT, Cluster, Job
+from support import PYTHONPATH, ROOT
+from support.slurm_cluster import Cluster, Job
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(700)]
 
@@ -43,7 +43,7 @@ def result(out: Path) -> tuple[list[dict[str, object]], dict[str, bytes]]:
 def test_stopped_and_resumed_to_the_bit(cluster: Cluster, tmp_path: Path) -> None:
     def start(name: str, *options: str, **env: str) -> Job:
         if name != "whole":
-            env["PYTHONPATH"] = f"{HOLD}:{os.environ.get('PYTHONPATH', '')}"
+            env["PYTHONPATH"] = f"{HOLD}:{PYTHONPATH}"
         return cluster.sbatch(
             tmp_path, "--ntasks=2", f"--job-name={name}", *options, TRAIN, *RUN,
             "--out", str(tmp_path / name), **env,

@@ -1,32 +1,99 @@
-"""Runs of hpc_oldsgd.train in which one rank does something bad at some iteration.
+"""The one place where tests make a run fail, stop or wait on purpose.
 
-    mpirun -n 3 python tests/misbehave.py kill 1 20 --task logistic ... [ -- nothing 0 0 ... ]
+In the process of the test: simulated(words, out, on_step=...), see runs.py.
 
-Several runs, separated by --, follow each other in the same processes. "kill 1,3 20,40" kills
-rank 1 at iteration 20 and rank 3 at iteration 40, "kill,term 1,3 20,40" sends the second SIGTERM.
-"freeze-at-end 1 0" stops rank 1 when all has been computed, and limits the wait for it to
---timeout; "kill-at-end" kills it then.
+In a job, this file runs in place of `-m hpc_oldsgd.train`. FAULT names what ranks do, and after
+which iteration: what:rank:iteration, several with spaces between them.
+
+    FAULT="kill:1:20" mpirun -n 3 python -m support.faults --task logistic --out ...
+
+Several command lines, separated by --, follow each other in the same processes, which start once.
+After each but the last, rank 0 prints === and the exit codes of all ranks. The fault is the last
+one's. "freeze-at-end:1:0" and "kill-at-end:1:0" wait until all has been computed.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from hpc_oldsgd import cli, train
-from hpc_oldsgd.cli import console
-from hpc_oldsgd.transport.mpi import collectives
-from support import fast_disk
+from hpc_oldsgd.checkpoints.writer import Checkpoints
+from hpc_oldsgd.cli.console import Console
+from hpc_oldsgd.launch.launcher import launcher_rank
+from hpc_oldsgd.training.signals import Inbox
+
+HELD_AT, HELD_S = 1000, 300.0  # the iteration, and the longest wait
+
+
+class AskOnce(Inbox):
+    """As if a signal had asked for something, at the k-th boundary of this rank."""
+
+    def __init__(self, k: int, wish: str = "stop") -> None:
+        super().__init__()
+        self.left, self.wish = k, wish
+
+    def take(self) -> set[str]:
+        self.left -= 1
+        return {self.wish} if self.left == 0 else set()
+
+
+@contextmanager
+def fast_disk() -> Iterator[None]:
+    """Every checkpoint is saved at the round where it is due.
+
+    A run never waits for its disk. What is due while an older one is still being written is saved
+    a few rounds later, on a busy machine more than a few: too late for tests that stop a short run
+    after its second checkpoint, or name a round.
+    """
+    cast_wishes = Checkpoints.cast_wishes
+
+    def once_written(checkpoints: Checkpoints) -> None:
+        under_way = checkpoints._saving and checkpoints._saving.written
+        wait([future for future in (under_way, checkpoints._commit_done) if future])
+        cast_wishes(checkpoints)
+
+    Checkpoints.cast_wishes = once_written  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Checkpoints.cast_wishes = cast_wishes  # type: ignore[method-assign]
+
+
+def has_checkpoint(out: Path, after_start: bool = False) -> bool:
+    return any(out.glob(f"checkpoints/*{'[1-9]*' * after_start}/manifest.json"))
+
+
+def hold_for_a_signal() -> None:
+    """A run of this process waits in its middle, or it might be over before a signal is sent.
+
+    For jobs whose command line cannot be changed: the only place that patches a run's course.
+    """
+    step = Console.step
+
+    def step_and_wait(console: Console, t: int) -> None:
+        step(console, t)
+        if t == HELD_AT:
+            woken, wake = os.pipe()
+            os.set_blocking(wake, False)
+            signal.set_wakeup_fd(wake)
+            select.select([woken], [], [], HELD_S)
+            signal.set_wakeup_fd(-1)
+
+    Console.step = step_and_wait  # type: ignore[method-assign]
 
 
 def freeze() -> None:
-    time.sleep(1)  # the board of status is written from time to time: it is to know this round
+    time.sleep(1)  # the heartbeat is written from time to time: it is to know this round
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
@@ -36,54 +103,73 @@ def exhaust() -> None:
     torch.zeros(2**28)
 
 
-WHAT = {
-    "nothing": lambda: None,
+def fill_disk(largest_bytes: int = 1000) -> None:
+    """No file grows any more."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, hard))
+
+
+FAULTS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "freeze": freeze,
     "usr1": lambda: os.kill(os.getpid(), signal.SIGUSR1),
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "raise": lambda: print(1 // 0),
     "exhaust": exhaust,
+    "full-disk": fill_disk,
 }
-real_step, real_close = console.Console.step, console.Console.close
 
 
-def run(what: str, rank: str, iteration: str, *args: str) -> None:
-    out = Path(args[args.index("--out") + 1])
+def run_with(fault: str, words: list[str]) -> None:
+    """A run of hpc_oldsgd.train that meets `fault`: what:iteration, or nothing."""
+    what, _, when = fault.partition(":")
+    at_end = what.endswith("-at-end")
+    out = Path(words[words.index("--out") + 1])
     done: list[int] = []
 
-    ranks = list(map(int, rank.split(",")))
-    when = dict(zip(ranks, map(int, iteration.split(",")), strict=True))
-    if "," in what:
-        what = dict(zip(ranks, what.split(","), strict=True)).get(cli.launcher_rank(), "nothing")
-
-    def step(self: console.Console, t: int) -> None:
-        real_step(self, t)
-        if t < when.get(cli.launcher_rank(), t + 1) or done:
+    def strike(t: int) -> None:
+        if not what or at_end or done or t < int(when):
             return
         # A killed run is to have more than its start to go on from.
-        if what != "kill" or any(out.glob("checkpoints/*[1-9]*/manifest.json")):
+        if what not in ("kill", "full-disk") or has_checkpoint(out, after_start=what == "kill"):
             done.append(t)
             out.with_suffix(".when").write_text(str(time.time()))
-            WHAT[what]()
+            FAULTS[what]()
 
-    def close(self: console.Console) -> None:
-        real_close(self)
-        if cli.launcher_rank() in when:
-            WHAT[what.removesuffix("-at-end")]()
+    from hpc_oldsgd import train
 
-    if what.endswith("-at-end"):
-        collectives.START_LEAST_S = 1.0
-        console.Console.close = close  # type: ignore[method-assign]
-    else:
-        console.Console.step = step  # type: ignore[method-assign]
-    sys.argv[1:] = args
-    train.main()
+    sys.argv[1:] = words
+    last = FAULTS[what.removesuffix("-at-end")] if at_end else lambda: None
+    train.main(on_step=strike, on_end=last)
 
 
-fast_disk.make_prompt()
-words = sys.argv[1:]
-while words:
-    end = words.index("--") if "--" in words else len(words)
-    command, words = words[:end], words[end + 1 :]
-    run(*command)
+def main() -> None:
+    from hpc_oldsgd import tasks
+    from hpc_oldsgd.transport.mpi import collectives, world
+    from support.bad_input import TASKS
+
+    for name, kind in TASKS.items():
+        tasks.register(name)(kind)
+    faults = {}
+    for named in os.environ.get("FAULT", "").split():
+        what, rank, when = named.split(":")
+        faults[int(rank)] = f"{what}:{when}"
+        if what.endswith("-at-end"):  # the other ranks wait for it as long as --timeout says
+            collectives.START_LEAST_S = 1.0
+    words = sys.argv[1:]
+    while "--" in words:
+        one, words = words[: words.index("--")], words[words.index("--") + 1 :]
+        code: object = 0
+        try:
+            run_with("", one)
+        except SystemExit as stop:
+            code = stop.code or 0
+        codes = collectives.gather_text(world(), str(code))
+        if launcher_rank() == 0:
+            print("=== " + " ".join(codes), file=sys.stderr, flush=True)
+    run_with(faults.get(launcher_rank(), ""), words)
+
+
+if __name__ == "__main__":
+    with fast_disk():
+        main()

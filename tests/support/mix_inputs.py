@@ -1,4 +1,4 @@
-"""Inputs of the mixing op over all its types, and comparison bit for bit."""
+"""Inputs of the mixing op over all its types."""
 
 from __future__ import annotations
 
@@ -12,14 +12,6 @@ from torch import Tensor
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PAIRS = [(m, w) for m, w in itertools.product(TYPES, TYPES) if m == w or w.itemsize < m.itemsize]
 PAIR_NAMES = [f"{m}-{w}".replace("torch.", "") for m, w in PAIRS]
-_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16}
-
-
-def same(a: Tensor, b: Tensor) -> bool:
-    """Equal in every bit, so 0.0 is not -0.0; any NaN is any other."""
-    bits = _BITS[a.element_size()]
-    equal = a.view(bits) == b.view(bits)
-    return a.dtype == b.dtype and bool((equal | (a.isnan() & b.isnan())).all())
 
 
 @dataclass

@@ -34,21 +34,6 @@ def quadratic(n: int, d: int, dtype: type = np.float64) -> Callable[[int, Any, i
     return lambda i, x, k: curvature[i] * (x - centre[i]) + dtype(0.01 * np.sin(k + i))
 
 
-def literal_oldsgd(
-    X: np.ndarray, W: Callable[[int], np.ndarray], grad: Any, alpha: float, tau: int, T: int
-) -> np.ndarray:
-    """The paper's update, iteration by iteration, from a list of all iterates and gradients."""
-    n = len(X)
-    x, g = [X.copy()], []
-    for t in range(1, T + 1):
-        g.append(np.stack([grad(i, x[-1][i], t - 1) for i in range(n)]))
-        if t % tau:
-            x.append(x[-1] - alpha * g[-1])
-        else:
-            x.append(W(t // tau - 1) @ x[t - tau] - alpha * sum(g[t - tau : t]))
-    return np.stack(x)
-
-
 def cnn(seed: int = 0, batchnorm: bool = True) -> nn.Module:
     """BatchNorm, a parameter used twice, a frozen layer, sizes that fill no cache line."""
     torch.manual_seed(seed)

@@ -53,35 +53,30 @@ LOOPS = {
 }
 
 
-def simulated(comm: MPI.Comm, *args: Any, **options: Any) -> list[torch.Tensor]:
-    """X after every step; rank 0 runs all agents."""
-    history = _simulated(comm.size, *args, **options) if comm.rank == 0 else None
+def simulated_loop(
+    comm: MPI.Comm, loop: Loop, algorithm: Any, graph: str, wire: Any = None, **options: Any
+) -> list[torch.Tensor]:
+    """X after every step; rank 0 runs all agents and tells the others."""
+    history: list[torch.Tensor] = []
+    if comm.rank == 0:
+        models = [cnn() for _ in range(comm.size)]
+        made = [loop.make(model) for model in models]
+        transport = StackedTransport(topology.from_name(graph, comm.size), wire=wire)
+        swarm = Swarm(models, [o for o, _ in made], algorithm, transport, **options)
+        swarm.start()
+        for k in range(STEPS):
+            for i, model in enumerate(models):
+                loop.backward(model, made[i][0], i, k)
+            swarm.step()
+            for _, scheduler in made:
+                if loop.scheduler:
+                    scheduler.step()
+            history.append(swarm.x.clone())
     shared: list[torch.Tensor] = comm.bcast(history)
     return shared
 
 
-def _simulated(
-    n: int, loop: Loop, algorithm: Any, graph: str, **options: Any
-) -> list[torch.Tensor]:
-    wire = options.pop("wire", None)
-    models = [cnn() for _ in range(n)]
-    made = [loop.make(model) for model in models]
-    transport = StackedTransport(topology.from_name(graph, n), wire=wire)
-    swarm = Swarm(models, [o for o, _ in made], algorithm, transport, **options)
-    swarm.start()
-    history = []
-    for k in range(STEPS):
-        for i, model in enumerate(models):
-            loop.backward(model, made[i][0], i, k)
-        swarm.step()
-        for _, scheduler in made:
-            if loop.scheduler:
-                scheduler.step()
-        history.append(swarm.x.clone())
-    return history
-
-
-def trained(comm: MPI.Comm, loop: Loop, algorithm: Any, graph: str, **options: Any) -> Any:
+def agent_loop(comm: MPI.Comm, loop: Loop, algorithm: Any, graph: str, **options: Any) -> Any:
     """This rank's x after every step, and the model."""
     model = cnn(seed=comm.rank)  # rank 0's is taken by all
     optimizer, scheduler = loop.make(model)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from hpc_oldsgd import algorithms, export, simulate
+from hpc_oldsgd import algorithms, export
 from hpc_oldsgd.checkpoints import shard_file, store
 from hpc_oldsgd.checkpoints.shard_file import Unusable
-from hpc_oldsgd.cli.console import Console
 from hpc_oldsgd.errors import Diverged, Stopped, UserError
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.training.signals import Inbox
-from support.simulated_runs import SHORT, crash, last, parse, rows_of, same, simulated
+from support.bits import same
+from support.runs import SHORT, crash, last, rows_of, simulated
 
-pytestmark = pytest.mark.usefixtures("prompt_disk")
+pytestmark = pytest.mark.usefixtures("fast_disk")
 
 
 def test_a_tree_survives_its_file(tmp_path: Path) -> None:
@@ -73,9 +74,7 @@ def test_nothing_usable_is_a_decision_for_the_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", algorithms.names())
-def test_resumed_is_the_run_that_never_stopped(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_is_the_run_that_never_stopped(tmp_path: Path, name: str) -> None:
     """Jitter draws from the clock's own generator; momentum and AdamW have state of their own."""
     k = algorithms.names().index(name)
     optimizer = ["", "--momentum 0.9", "--optimizer adamw"][k % 3]
@@ -83,20 +82,18 @@ def test_resumed_is_the_run_that_never_stopped(
     if name.startswith("dsgd"):
         words = words.replace("--tau 2 ", "")
     simulated(words, tmp_path / "whole")
-    crash(words, tmp_path / "cut", monkeypatch)
+    crash(words, tmp_path / "cut")
     simulated(f"{words} --resume auto", tmp_path / "cut")
     a, b = last(tmp_path / "whole"), last(tmp_path / "cut")
     assert a["runner"]["t"] == 40 and same(a["runner"], b["runner"])
     assert rows_of(tmp_path / "whole") == rows_of(tmp_path / "cut")
 
 
-def test_batchnorm_kept_local_and_the_gradient_form_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batchnorm_kept_local_and_the_gradient_form_resume(tmp_path: Path) -> None:
     words = "--batchnorm --buffers local --form gradient --alpha 0.05 --eval-samples 50"
     words += " --iterations 24 --tau 2 --agents 2 --eval-every 3 --checkpoint-every 2"
     simulated(words, tmp_path / "whole")
-    crash(words, tmp_path / "cut", monkeypatch, after=14)
+    crash(words, tmp_path / "cut", after=14)
     simulated(f"{words} --resume auto", tmp_path / "cut")
     a, b = last(tmp_path / "whole"), last(tmp_path / "cut")
     assert same(a["runner"], b["runner"]) and same(a["models"], b["models"])
@@ -169,14 +166,12 @@ def test_from_an_old_checkpoint_into_another_folder(tmp_path: Path) -> None:
     assert len(store.newest_first(tmp_path / "run")) > 2
 
 
-def test_a_branch_has_a_checkpoint_of_its_own_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_branch_has_a_checkpoint_of_its_own_at_once(tmp_path: Path) -> None:
     """Killed before the next one is due it goes on from there, and keeps the rows it came with."""
     rare = SHORT.replace("--checkpoint-every 2", "--checkpoint-every 0 --checkpoint-seconds 0")
     simulated(SHORT, tmp_path / "run")
     longer = f"{rare.replace('--iterations 40', '--iterations 80')} --resume {tmp_path / 'run'}"
-    crash(longer, tmp_path / "branch", monkeypatch, after=60)
+    crash(longer, tmp_path / "branch", after=60)
     assert [found.name for found in store.newest_first(tmp_path / "branch")] == ["round-00000020"]
     simulated(f"{longer.partition(' --resume')[0]} --resume auto", tmp_path / "branch")
     rows = rows_of(tmp_path / "branch")
@@ -197,48 +192,48 @@ def test_divergence_stops_and_names_the_last_good_checkpoint(tmp_path: Path) -> 
     assert bool(torch.isfinite(found.read(0)["runner"]["x"]).all())
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_a_signal_stops_at_a_boundary(
-    tmp_path: Path, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The handlers of before come back."""
     before = {s: signal.getsignal(s) for s in (signal.SIGUSR1, signal.SIGTERM)}
+    yield
+    for s, handler in before.items():
+        signal.signal(s, handler)
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_signal_stops_at_a_boundary(tmp_path: Path, number: signal.Signals) -> None:
     inbox = Inbox("stop")
     inbox.install()
-    step = Console.step
 
-    def interrupt(console: Console, t: int) -> None:
-        step(console, t)
+    def interrupt(t: int) -> None:
         if t == 21:
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(Console, "step", interrupt)
-    try:
-        with pytest.raises(Stopped, match=r"after iteration 24 of 40.*round-00000012") as stopped:
-            simulate.run(parse(SHORT, tmp_path / "run"), inbox)
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, handler)
+    with pytest.raises(Stopped, match=r"after iteration 24 of 40.*round-00000012") as stopped:
+        simulated(SHORT, tmp_path / "run", inbox, on_step=interrupt)
     assert stopped.value.exit_code == 75
-    monkeypatch.undo()
     simulated(f"{SHORT} --resume auto", tmp_path / "run")
     simulated(SHORT, tmp_path / "whole")
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("signals")
 def test_a_signal_may_only_ask_for_a_checkpoint(tmp_path: Path) -> None:
-    asked = Inbox("continue")
-    asked._handle(signal.SIGUSR1, None)
+    inbox = Inbox("continue")
+    inbox.install()
+    os.kill(os.getpid(), signal.SIGUSR1)
     words = SHORT.replace("--checkpoint-every 2", "--keep 5")
-    simulate.run(parse(words, tmp_path / "run"), asked)
+    simulated(words, tmp_path / "run", inbox)
     end, asked_for, start = (store.find(p).r for p in store.newest_first(tmp_path / "run"))
     # Asked for before the first vote, counted at the second, taken once the start's is written.
     assert start == 0 and 2 <= asked_for < end == 20
 
 
-def test_the_timer_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_saves(tmp_path: Path) -> None:
     words = SHORT.replace("--checkpoint-every 2", "--keep 9 --checkpoint-seconds 0.01")
-    monkeypatch.setattr(Console, "step", lambda console, t: time.sleep(0.002))
-    simulated(words, tmp_path / "run")
+    simulated(words, tmp_path / "run", on_step=lambda t: time.sleep(0.002))
     assert len(store.newest_first(tmp_path / "run")) > 2
 
 

@@ -14,26 +14,20 @@ import pytest
 
 from hpc_oldsgd import export
 from hpc_oldsgd.checkpoints import shard_file, store
-from hpc_oldsgd.cli.console import Console
-from support.simulated_runs import SHORT, rows_of, simulated
+from support import faults
+from support.runs import SHORT, rows_of, simulated
 
 
 def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start is written when seven rounds have passed; what was due meanwhile follows then."""
-    passed, write, step = threading.Event(), shard_file.write, Console.step
+    passed, write = threading.Event(), shard_file.write
 
     def slow(path: Path, state: Any) -> shard_file.Written:
         assert passed.wait(60)
         return write(path, state)
 
-    def seen(console: Console, t: int) -> None:
-        step(console, t)
-        if t > 14:
-            passed.set()
-
     monkeypatch.setattr(shard_file, "write", slow)
-    monkeypatch.setattr(Console, "step", seen)
-    simulated(f"{SHORT} --keep 99", tmp_path / "run")
+    simulated(f"{SHORT} --keep 99", tmp_path / "run", on_step=lambda t: t < 15 or passed.set())
     end, *_, start = found = [store.find(p).r for p in store.newest_first(tmp_path / "run")]
     assert (start, end) == (0, 20) and found[-2] > 7
 
@@ -52,24 +46,19 @@ def test_a_disk_that_syncs_no_folders(tmp_path: Path, monkeypatch: pytest.Monkey
     assert export.newest(tmp_path / "run", print).r == 20
 
 
-@pytest.mark.usefixtures("prompt_disk")
-def test_a_full_disk_ends_no_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("fast_disk")
+def test_a_full_disk_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Files may not grow past a size: the first checkpoint fits, later ones do not."""
-    run, soft = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
-    step = Console.step
+    run, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def limit(console: Console, t: int) -> None:
-        step(console, t)
-        if any(run.glob("checkpoints/*/manifest.json")):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (2000, soft[1]))
+    def limit(t: int) -> None:
+        if faults.has_checkpoint(run):
+            faults.fill_disk(2000)
 
-    monkeypatch.setattr(Console, "step", limit)
     try:
-        simulated(SHORT, run)
+        simulated(SHORT, run, on_step=limit)
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, soft)
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     said = capsys.readouterr()
     assert "File too large); the run goes on, the last valid one is round-" in said.err
     assert "warning: metrics.jsonl: File too large; the run goes on" in said.err
@@ -78,6 +67,5 @@ def test_a_full_disk_ends_no_run(
     assert all((folder / "manifest.json").exists() for folder in left)
     assert export.newest(run, print).folder == left[0]
     assert f"the last valid one is {left[0].name}" in said.err
-    monkeypatch.undo()
     simulated(f"{SHORT} --resume auto", run)
     assert [row["round"] for row in rows_of(run)] == [3, 6, 9, 12, 15, 18, 20]

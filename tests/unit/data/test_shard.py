@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -37,7 +39,18 @@ def test_batch_k_depends_on_k_alone():
     for k in np.random.default_rng(0).permutation(20):
         assert all(map(torch.equal, batches[k], fresh.batch(int(k))))
         assert all(map(torch.equal, batches[k], shard(7, 3).batch(int(k))))
-    assert len(forward._orders) <= 3
+
+
+def test_orders_of_past_epochs_are_let_go():
+    m, own = 50_000, shard(50_000, 50_000)
+    tracemalloc.start()
+    try:
+        for k in range(20):
+            own.picks(k)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 5 * m * 8  # of twenty
 
 
 def test_agents_seeds_and_epochs_draw_differently():

@@ -12,7 +12,7 @@ from torch import Tensor
 from hpc_oldsgd import ops
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.ops import reference
-from support.mix_inputs import same
+from support.bits import same
 
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 ODD_TYPES = (torch.int32, torch.bool, torch.complex64)

@@ -15,7 +15,8 @@ import torch
 from hpc_oldsgd import ops
 from hpc_oldsgd.ops import reference
 from support import ROOT, mix_inputs
-from support.mix_inputs import PAIR_NAMES, PAIRS, Case, same
+from support.bits import same
+from support.mix_inputs import PAIR_NAMES, PAIRS, Case
 
 SIZES = (0, 1, 7, 16, 1003, 20_011)
 DEGREES = (0, 1, 2, 3, 8, 65)

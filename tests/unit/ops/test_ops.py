@@ -19,7 +19,8 @@ from hpc_oldsgd.doctor.machine import memory_available
 from hpc_oldsgd.ops import checks, reference
 from hpc_oldsgd.ops import native as loaded
 from support import mix_inputs
-from support.mix_inputs import Wrapped, same
+from support.bits import same
+from support.mix_inputs import Wrapped
 
 N = 40
 native = pytest.mark.skipif(not ops.native_available(), reason="the extension is not built")

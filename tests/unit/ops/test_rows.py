@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hpc_oldsgd import ops
 from hpc_oldsgd.ops import reference
-from support.mix_inputs import PAIR_NAMES, PAIRS, Wrapped, same
+from support.bits import same
+from support.mix_inputs import PAIR_NAMES, PAIRS, Wrapped
 
 Graph = tuple[Tensor, Tensor, Tensor, Tensor]
 

@@ -6,28 +6,30 @@ import contextlib
 import os
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hpc_oldsgd import algorithms, cli, export, simulate, tasks
+from hpc_oldsgd import cli, export, tasks
 from hpc_oldsgd.checkpoints import store
-from hpc_oldsgd.cli.console import Console
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.runs.spec import Spec
-from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
-from support.bad_input import TASKS, TOPOLOGIES, contents
-
-SHORT = ["--task", "logistic", "--iterations", "40", "--tau", "2", "--agents", "3"]
-SHORT += ["--checkpoint-every", "2"]
+from hpc_oldsgd.training.options import TrainOptions
+from support import faults
+from support.bad_input import TASKS, TOPOLOGIES
+from support.runs import SHORT, contents, simulated
 
 
-def run(*words: str | Path) -> Path:
-    known = {"algorithm": algorithms.registry(), "task": {**tasks.registry(), **TASKS}}
+@pytest.fixture(autouse=True)
+def bad_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**tasks.registry(), **TASKS}
+    monkeypatch.setattr(tasks, "registry", lambda: known)
+
+
+def run(*words: str | Path, on_step: Callable[[int], None] = lambda t: None) -> Path:
+    *words, out = map(str, words)
     with cli.guard("simulate"):
-        config, chosen = cli.parse_staged(SimulateOptions, known, [*SHORT, *map(str, words)])
-        return simulate.run(Spec(config, chosen["algorithm"], chosen["task"]))
+        return simulated(" ".join([SHORT, *words]), Path(out), on_step=on_step)
     raise AssertionError("guard exits")
 
 
@@ -43,7 +45,7 @@ def line(capsys: pytest.CaptureFixture[str], *words: str | Path, code: int = 2) 
 def test_topology_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     text, said = TOPOLOGIES[name]
     (tmp_path / name).write_text(text)
-    shown = line(capsys, "--topology", tmp_path / name, "--out", tmp_path / "run")
+    shown = line(capsys, "--topology", tmp_path / name, tmp_path / "run")
     assert re.search(said, shown)
     assert not (tmp_path / "run").exists()
 
@@ -63,25 +65,25 @@ def test_topology_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], name
 def test_models_and_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str, said: str
 ) -> None:
-    assert said in line(capsys, "--task", task, "--out", tmp_path / "run")
+    assert said in line(capsys, "--task", task, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = run("--out", tmp_path / "run")
+    path = run(tmp_path / "run")
     (tmp_path / "link").symlink_to(path)
     before = contents(path)
     capsys.readouterr()
-    assert "holds a run: add --resume auto" in line(capsys, "--out", path)
-    assert "is a link" in line(capsys, "--out", tmp_path / "link", "--overwrite")
-    assert "is a file" in line(capsys, "--out", path / "config.json", "--overwrite")
-    assert "Not a directory" in line(capsys, "--out", path / "config.json" / "x")
-    assert "choose one" in line(capsys, "--out", path, "--overwrite", "--resume", "auto")
-    assert "seed is 1, was 0" in line(capsys, "--out", path, "--resume", "auto", "--seed", "1")
+    assert "holds a run: add --resume auto" in line(capsys, path)
+    assert "is a link" in line(capsys, "--overwrite", tmp_path / "link")
+    assert "is a file" in line(capsys, "--overwrite", path / "config.json")
+    assert "Not a directory" in line(capsys, path / "config.json" / "x")
+    assert "choose one" in line(capsys, "--overwrite", "--resume", "auto", path)
+    assert "seed is 1, was 0" in line(capsys, "--resume", "auto", "--seed", "1", path)
     late = ("--overwrite", "--algorithm", "lsgd", "--late", "reuse")
-    assert "leaves out edges between neighbours" in line(capsys, "--out", path, *late)
+    assert "leaves out edges between neighbours" in line(capsys, *late, path)
     narrow = ("--overwrite", "--form", "gradient", "--wire", "bf16")
-    assert "a narrower wire rounds that" in line(capsys, "--out", path, *narrow)
+    assert "a narrower wire rounds that" in line(capsys, *narrow, path)
     assert contents(path) == before
 
 
@@ -100,38 +102,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.root
-@pytest.mark.usefixtures("prompt_disk")
-def test_a_disk_without_room(
-    small_disk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("fast_disk")
+def test_a_disk_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Full from the first checkpoint on: that one stays, the run ends well, and goes on later."""
     out, filler = small_disk / "run", small_disk / "filler"
-    step = Console.step
 
     def fill_up() -> None:
         with filler.open("ab", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
 
-    def fill(console: Console, t: int) -> None:
-        step(console, t)
-        if any(out.glob("checkpoints/*/manifest.json")) and not filler.exists():
+    def fill_once(t: int) -> None:
+        if faults.has_checkpoint(out) and not filler.exists():
             fill_up()
 
-    monkeypatch.setattr(Console, "step", fill)
-    run("--out", out)
+    run(out, on_step=fill_once)
     said = capsys.readouterr()
     assert "No space left on device); the run goes on, the last valid one is round-" in said.err
     assert "test accuracy of the mean model" in said.out
     kept = export.newest(out, print)
     assert f"the last valid one is {kept.folder.name}" in said.err
     assert all((p / store.MANIFEST).exists() for p in store.newest_first(out))
-    monkeypatch.undo()
     fill_up()  # what was lost has made room
     # No room for so much as the config of a second run.
-    assert "cannot write to" in line(capsys, "--out", small_disk / "second")
+    assert "cannot write to" in line(capsys, small_disk / "second")
     filler.unlink()
-    run("--out", out, "--resume", "auto")
+    run("--resume", "auto", out)
     assert export.newest(out, print).manifest["iteration"] == 40
 
 
@@ -155,7 +151,7 @@ def test_a_disk_without_room(
 def test_options_and_tasks_out_of_bounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], words: str, said: str
 ) -> None:
-    assert said in line(capsys, *words.split(), "--out", tmp_path / "run")
+    assert said in line(capsys, *words.split(), tmp_path / "run")
 
 
 @pytest.mark.parametrize("words", ["--timeout nan", "--timeout inf", "--timeout -1"])

@@ -13,7 +13,7 @@ import pytest
 
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import claim
-from support.simulated_runs import SHORT, rows_of, simulated
+from support.runs import SHORT, contents, rows_of, simulated
 
 HOLD = """
 import sys, time
@@ -44,11 +44,11 @@ def test_a_run_that_another_job_writes_is_left_alone(
     run = simulated(SHORT, tmp_path / "run") if how else tmp_path / "run"
     holder = request.getfixturevalue("holder")
     monkeypatch.setattr(claim, "DYING_S", 0.2)
-    before = {p: p.read_bytes() for p in run.rglob("*") if p.is_file()}
+    before = contents(run)
     says = rf"another job writes to .*run \(process {holder.pid} on .*\): wait for its end, or"
     with pytest.raises(UserError, match=says):
         simulated(f"{SHORT} {how}", run)
-    assert {p: p.read_bytes() for p in run.rglob("*") if p.is_file()} == before
+    assert contents(run) == before
 
 
 def test_a_job_that_is_killed_holds_up_nobody(
@@ -58,7 +58,6 @@ def test_a_job_that_is_killed_holds_up_nobody(
     run = simulated(SHORT, tmp_path / "run")
     assert len(rows_of(run)) > 1
     simulated(f"{SHORT} --overwrite", run)  # and neither does one that is done
-    assert run.resolve() not in claim._claimed
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from hpc_oldsgd import algorithms, simulate
 from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import Diverged, Stopped
 from hpc_oldsgd.tasks.digits import Logistic
-from hpc_oldsgd.training.loop import Training
-from hpc_oldsgd.training.signals import Inbox
-from support.simulated_runs import SHORT, in_memory, last, parse, rows_of, same, simulated
+from support.bits import same
+from support.faults import AskOnce
+from support.runs import SHORT, in_memory, last, parse, rows_of, simulated
 
 
 def test_the_last_checkpoint_is_there_before_the_closing_test(
@@ -103,22 +102,12 @@ def test_a_run_that_met_its_target_stays_ended(tmp_path: Path) -> None:
     assert rows_of(run)[-1]["round"] > rows[-1]["round"]
 
 
-def test_a_target_met_while_a_checkpoint_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("fast_disk")
+def test_a_target_met_while_a_checkpoint_is_taken(tmp_path: Path) -> None:
     """Saving first completes the row under way; if that one meets the target, this is the end."""
-    asked, boundary = Inbox("continue"), Training._boundary
-
-    def ask(training: Training, runner: Any) -> None:
-        if runner.r == 1:
-            training.checkpoints._saving.written.result()  # type: ignore[union-attr]
-        if runner.r == 3:  # counted at 4, when the row of round 3 is under way
-            asked._handle(signal.SIGUSR1, None)
-        boundary(training, runner)
-
-    monkeypatch.setattr(Training, "_boundary", ask)
     words = "--task logistic --iterations 400 --tau 2 --agents 3 --eval-every 3 --target 0.0001"
-    simulate.run(parse(words, tmp_path / "run"), asked)
+    # Asked for at boundary 3, counted at 4, when the row of round 3 is under way.
+    simulated(words, tmp_path / "run", AskOnce(3, "checkpoint"))
     rows = rows_of(tmp_path / "run")
     assert [row["round"] for row in rows] == [3, 4]
     assert store.newest_first(tmp_path / "run")[0].name == "round-00000004"
@@ -127,11 +116,9 @@ def test_a_target_met_while_a_checkpoint_is_taken(
 
 
 def test_a_stop_in_the_round_that_diverges_saves_nothing(tmp_path: Path) -> None:
-    asked = Inbox("stop")
-    asked.take = lambda: {"stop"}  # type: ignore[method-assign]
     words = "--task logistic --agents 2 --tau 2 --iterations 40 --alpha 1e20"
     with pytest.raises((Diverged, Stopped)) as ended:
-        simulate.run(parse(words, tmp_path / "run"), asked)
+        simulated(words, tmp_path / "run", AskOnce(1))
     assert ended.type is Diverged
     found = store.find(store.newest_first(tmp_path / "run")[0])
     assert found.r == 0 and bool(torch.isfinite(found.read(0)["runner"]["x"]).all())

@@ -19,7 +19,7 @@ from hpc_oldsgd.runs.identity import differences, identity
 from hpc_oldsgd.runs.spec import make_topology
 from hpc_oldsgd.tasks import Digits
 from support.data_files import write_bpe, write_wikitext
-from support.simulated_runs import SHORT, last, parse, rows_of, simulated
+from support.runs import SHORT, contents, last, parse, rows_of, simulated
 
 FROZEN = "--task half-frozen --agents 2 --tau 2 --eval-every 5 --eval-samples 50 --iterations 20"
 seed = [0]
@@ -43,17 +43,13 @@ def half_frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def content(run: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(run)): p.read_bytes() for p in run.rglob("*") if p.is_file()}
-
-
 def test_a_complete_run_is_not_replaced(tmp_path: Path) -> None:
     run = simulated(SHORT, tmp_path / "run")
     shutil.rmtree(run / "checkpoints")
-    before = content(run)
+    before = contents(run)
     with pytest.raises(UserError, match=r"holds a complete run.*--overwrite .* another --out"):
         simulated(f"{SHORT} --resume auto", run)
-    assert content(run) == before
+    assert contents(run) == before
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
@@ -66,10 +62,10 @@ def test_checkpoints_out_of_reach_are_not_none(tmp_path: Path, kind: str) -> Non
         (run / "checkpoints").symlink_to(tmp_path / "not mounted")
     else:
         (run / "checkpoints").touch()
-    before = content(run)
+    before = contents(run)
     with pytest.raises(UserError, match="checkpoints cannot be read: N"):
         simulated(f"{SHORT} --resume auto", run)
-    assert content(run) == before
+    assert contents(run) == before
 
 
 def test_the_start_of_another_run_is_not_replaced(tmp_path: Path) -> None:
@@ -89,11 +85,11 @@ def test_the_start_of_another_run_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_refused_resume_has_removed_nothing(tmp_path: Path) -> None:
     run = simulated(f"{FROZEN} --checkpoint-every 2 --keep 9", tmp_path / "run")
-    before, oldest = content(run), store.newest_first(run)[-1]
+    before, oldest = contents(run), store.newest_first(run)[-1]
     seed[0] = 1
     with pytest.raises(UserError, match=r"the frozen 1\.weight is not the checkpoint's"):
         simulated(f"{FROZEN} --resume {oldest}", run)
-    assert content(run) == before
+    assert contents(run) == before
 
 
 def test_the_mean_of_a_half_frozen_model(tmp_path: Path) -> None:

@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hpc_oldsgd import simulate
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.runs import spec
 from hpc_oldsgd.training import options as run_options
+from support.runs import rows_of, simulated
 
-SHORT = ["--task", "logistic", "--tau", "2", "--agents", "2", "--eval-every", "2", "--tensorboard"]
-
-
-def run(out: Path, *words: str) -> None:
-    argv = [*SHORT, "--out", str(out), *words]
-    simulate.run(spec.parse(run_options.SimulateOptions, "simulate", argv))
+SHORT = "--task logistic --tau 2 --agents 2 --eval-every 2 --tensorboard"
 
 
 def test_event_files_hold_the_rows(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     events: Any = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
     out = tmp_path / "run"
-    run(out, "--iterations", "12")
-    run(out, "--iterations", "24", "--resume", "auto")
-    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    simulated(f"{SHORT} --iterations 12", out)
+    simulated(f"{SHORT} --iterations 24 --resume auto", out)
+    rows = rows_of(out)
     found = events.EventAccumulator(str(out / "tensorboard"))
     found.Reload()
     for key in ("train_loss", "test_accuracy", "consensus"):
@@ -42,5 +35,5 @@ def test_without_the_package_nothing_starts(
 ) -> None:
     monkeypatch.setattr(run_options, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'hpc_oldsgd\[tensorboard\]'"):
-        run(tmp_path / "run")
+        simulated(SHORT, tmp_path / "run")
     assert not (tmp_path / "run").exists()

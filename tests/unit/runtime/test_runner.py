@@ -81,9 +81,9 @@ def test_finish_in_the_middle_of_a_round_completes_the_flight():
     runner = plain(OLDSGD(tau=5))
     runner.start()
     runner.advance(torch.zeros(3, 4))
-    assert runner.transport._open
+    assert not runner.transport.records
     runner.finish()
-    assert not runner.transport._open
+    assert [record.kind for record in runner.transport.records] == ["exchange"]
 
 
 def test_a_runner_owns_its_algorithms_state():
@@ -135,12 +135,18 @@ def test_gradient_form_refuses_what_it_would_get_wrong():
         swarm(OLDSGD(form="gradient"), "adamw")
     with pytest.raises(UserError, match='buffers="local"'):
         swarm(OLDSGD(form="gradient"), "sgd")
-    runner = plain(OLDSGD(tau=2, form="gradient"))
+    models = [torch.nn.Linear(2, 1) for _ in range(3)]
+    optimizers = [OPTIMIZERS["sgd"](model.parameters()) for model in models]
+    transport = StackedTransport(topology.from_name("ring", 3))
+    runner = Swarm(models, optimizers, OLDSGD(tau=2, form="gradient"), transport)
     runner.start()
-    runner.advance(torch.zeros(3, 4))
-    runner._alpha = 0.2  # a scheduler in the middle of a round
+    for model in models:
+        model(torch.ones(2)).backward()
+    runner.step()
+    for optimizer in optimizers:
+        optimizer.param_groups[0]["lr"] = 0.2  # as a scheduler does in the middle of a round
     with pytest.raises(UserError, match="step size changed inside a round"):
-        runner.advance(torch.zeros(3, 4))
+        runner.step()
 
 
 def test_too_few_models_are_refused():

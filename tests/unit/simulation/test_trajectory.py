@@ -6,15 +6,21 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_oldsgd import topology
-from hpc_oldsgd.algorithms import LDSGD, LSGD, OLDSGD
+from hpc_oldsgd import algorithms, topology
+from hpc_oldsgd.algorithms import OLDSGD
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.simulation.trajectory import trajectory
-from support.small_problems import literal_oldsgd, quadratic
+from support import paper_equations
+from support.small_problems import quadratic
 
 
 def start(n, d=7, dtype=np.float64):
     return np.random.default_rng(n).normal(size=(n, d)).astype(dtype)
+
+
+def every(grad):
+    """All agents' gradients at once."""
+    return lambda X, k: np.stack([grad(i, X[i], k) for i in range(len(X))])
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 9])
@@ -25,33 +31,25 @@ def test_oldsgd_is_the_papers_recursion(n, graph, form):
     grad = quadratic(n, 7)
     for tau in (1, 2, 5):
         run = trajectory(OLDSGD(tau=tau, form=form), W, start(n), grad, 0.1, 4)
-        x = literal_oldsgd(start(n), W.matrix, grad, 0.1, tau, 4 * tau)
-        np.testing.assert_allclose(run.X, x[::tau], rtol=1e-11, atol=1e-12)
+        X = paper_equations.oldsgd(start(n), every(grad), W.matrix, 0.1, tau, 4)
+        np.testing.assert_allclose(run.X, X, rtol=1e-11, atol=1e-12)
 
 
-def test_ldsgd_and_lsgd_are_theirs():
+@pytest.mark.parametrize("name", ["ldsgd", "lsgd"])
+def test_ldsgd_and_lsgd_are_theirs(name):
     n, tau = 5, 3
     W = topology.from_name("ring", n)
     grad = quadratic(n, 7)
-    for algorithm, mix in ((LDSGD(tau=tau), W.W), (LSGD(tau=tau), np.full((n, n), 1 / n))):
-        run = trajectory(algorithm, W, start(n), grad, 0.1, 4)
-        x, k = start(n), 0
-        for r in range(4):
-            np.testing.assert_allclose(run.X[r], x, rtol=1e-11, atol=1e-12)
-            for _ in range(tau):
-                x = x - 0.1 * np.stack([grad(i, x[i], k) for i in range(n)])
-                k += 1
-            x = mix @ x
+    run = trajectory(algorithms.get(name)(tau=tau), W, start(n), grad, 0.1, 4)
+    X = paper_equations.ALL[name](start(n), every(grad), W.matrix, 0.1, tau, 4)
+    np.testing.assert_allclose(run.X, X, rtol=1e-11, atol=1e-12)
 
 
 def test_batched_is_the_same_bit_for_bit():
     n = 6
     grad = quadratic(n, 7)
     one = trajectory("oldsgd", "ring", start(n), grad, 0.1, 5)
-    all_at_once = trajectory(
-        "oldsgd", "ring", start(n), lambda X, k: np.stack([grad(i, X[i], k) for i in range(n)]),
-        0.1, 5, batched=True,
-    )  # fmt: skip
+    all_at_once = trajectory("oldsgd", "ring", start(n), every(grad), 0.1, 5, batched=True)
     assert np.array_equal(one.X, all_at_once.X)
 
 

@@ -20,7 +20,7 @@ from hpc_oldsgd.runs import reader
 from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.study import engine, speedup
 from hpc_oldsgd.study.cells import Shelf
-from support.study_cells import cell
+from support.runs import study_cell as cell
 
 
 def test_a_run_that_was_measured_less_is_not_done(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from hpc_oldsgd.study import engine, paper, plans, replay, speedup
 from hpc_oldsgd.study.cells import Cell, Shelf, first
 from hpc_oldsgd.study.report import Report
 from hpc_oldsgd.training.options import SimulateOptions
-from support.simulated_runs import in_memory
-from support.study_cells import cell
+from support.runs import in_memory
+from support.runs import study_cell as cell
 
 TINY = ["--task", "logistic", "--agents", "3", "--iterations", "20", "--jobs", "1"]
 TARGET = ["--target", "0.2"]

@@ -13,18 +13,11 @@ from torch.nn import functional as F
 
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import folder as run_folder
-from hpc_oldsgd.runs import spec
 from hpc_oldsgd.runs.report import summarise
-from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.tasks import seed_model, seed_step
-from hpc_oldsgd.training.options import SimulateOptions
-from support.simulated_runs import in_memory
+from support.runs import in_memory, parse
 
 N, TAU, C, ALPHA, T = 4, 3, 5.0, 0.1, 12
-
-
-def options(words: str) -> Spec[SimulateOptions]:
-    return spec.parse(SimulateOptions, "simulate", words.split())
 
 
 def words(more: str = "") -> str:
@@ -36,7 +29,7 @@ def words(more: str = "") -> str:
 
 def by_hand() -> dict[int, dict[str, Any]]:
     """OLDSGD on the same data with plain tensors: what each row must say, by round."""
-    task = options(words()).task
+    task = parse(words()).task
     W = np.zeros((N, N))
     for i in range(N):
         W[i, [i, i - 1, (i + 1) % N]] = 1 / 3
@@ -89,7 +82,7 @@ def row_by_hand(task: Any, X: list[Any], losses: list[list[float]]) -> dict[str,
 
 
 def test_rows_are_what_a_literal_run_gives() -> None:
-    rows = in_memory(options(words())).run()
+    rows = in_memory(parse(words())).run()
     expected = by_hand()
     assert [row["round"] for row in rows] == [2, 4]
     for row in rows:
@@ -113,7 +106,7 @@ def test_throughput_is_samples_over_seconds_without_measuring(
     def step(_: int) -> None:
         now[0] += 1.0
 
-    simulation = in_memory(options(words()), on_step=step)
+    simulation = in_memory(parse(words()), on_step=step)
     task, evaluate = simulation.loop.task, type(simulation.loop.task).evaluate
 
     def slow(*args: Any) -> dict[str, float]:
@@ -130,17 +123,17 @@ def test_throughput_is_samples_over_seconds_without_measuring(
 
 
 def test_the_last_row_sees_the_whole_test_set_and_the_same_training_sample() -> None:
-    rows = in_memory(options(words("--eval-samples 40"))).run()
+    rows = in_memory(parse(words("--eval-samples 40"))).run()
     accuracies = [row["test_accuracy"] * 359 for row in rows]
     assert accuracies[-1] == pytest.approx(round(accuracies[-1]), abs=1e-6)
     assert [row["round"] for row in rows] == [2, 4]
-    more = in_memory(options(words("--eval-samples 40 --iterations 15"))).run()
+    more = in_memory(parse(words("--eval-samples 40 --iterations 15"))).run()
     assert more[1]["train_loss"] == rows[1]["train_loss"]
 
 
 def test_local_batchnorm_statistics_are_averaged_for_the_mean_model() -> None:
     simulation = in_memory(
-        options("--batchnorm --buffers local --agents 3 --iterations 4 --tau 2 --eval-every 2")
+        parse("--batchnorm --buffers local --agents 3 --iterations 4 --tau 2 --eval-every 2")
     )
     simulation.run()
     own = dict(simulation.loop.mean.model.named_buffers())
@@ -195,6 +188,6 @@ def test_rows_without_what_the_summary_needs_are_none(tmp_path: Path) -> None:
     lines = map(json.dumps, [*bad, row, {**row, "round": 5}])
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     assert run_folder.read_rows(tmp_path, 5) == [row]
-    task = options(words()).task
+    task = parse(words()).task
     found = summarise([row | {"test_accuracy": "x"}], task, "a run", "s")
     assert found["step_s"] == 0.1 and np.isnan(found["best"])

@@ -1,0 +1,15 @@
+"""What a process holds in memory."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+
+def tensor_bytes() -> int:
+    """Of all tensors that are alive."""
+    gc.collect()
+    tensors = [t for t in gc.get_objects() if type(t) is torch.Tensor]
+    storages = [t.untyped_storage() for t in tensors]
+    return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
