@@ -7,7 +7,6 @@ the run measured; a few buffers of one model at a time are in memory, however ma
 from __future__ import annotations
 
 import json
-import os
 import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -23,6 +22,7 @@ from .checkpoints import store
 from .checkpoints.mean import mean_state_dict
 from .checkpoints.store import Checkpoint
 from .errors import UserError
+from .files import replacing
 from .tasks import Task
 
 PROG = "hpc_oldsgd.export"
@@ -76,12 +76,10 @@ def main(options: Options) -> None:
     run = store.run_of(options.run)
     if found.manifest["bn"] == "recalibrate":
         state = recalibrated(state, *task_of(run))
-    temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
     try:
-        save_file({k: t.contiguous() for k, t in state.items()}, temporary)
-        temporary.replace(options.out)
+        with replacing(options.out) as temporary:
+            save_file({k: t.contiguous() for k, t in state.items()}, temporary)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {options.out}: {error}") from None
     entries = sum(t.numel() for t in state.values())
     print(

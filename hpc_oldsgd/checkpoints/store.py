@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import write_atomically
 from . import shard_file
 from .shard_file import Unusable, Written
 
@@ -71,13 +71,7 @@ def newest_first(run: Path) -> list[Path]:
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     body = json.dumps(manifest, sort_keys=True)
     text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
-    temporary = folder / f".{MANIFEST}.{os.getpid()}"
-    with temporary.open("w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST)
-    shard_file.sync_folder(folder)
+    write_atomically(folder / MANIFEST, text + "\n", sync=True)
 
 
 def find(folder: Path) -> Checkpoint:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..files import sync_folder
 from ..runtime.votes import Control
 from ..transport.base import Pending, Transport
 from . import shard_file
@@ -247,7 +248,7 @@ class Checkpoints:
         try:
             self.before_commit()  # rows of the rounds before it reach the disk first
             write_manifest(folder, manifest)
-            shard_file.sync_folder(folder.parent)
+            sync_folder(folder.parent)
         except OSError as error:
             self._lost(r, 0, error.errno or -1)
             with contextlib.suppress(OSError):

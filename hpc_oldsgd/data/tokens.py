@@ -8,6 +8,7 @@ damaged one fails its checksum and is made again.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..files import lock
-from .files import cache_dirs, cache_places, sha256, write_atomically
+from ..files import lock, write_atomically
+from .folders import cache_dirs, cache_places
 from .partition import Ints
 from .shard import Rows
 from .text import encode, load_tokenizer
@@ -73,7 +74,7 @@ def tokens(
     written to serves as well if the tokens are in it.
     """
     content = text.read_bytes()
-    key = sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
+    key = _sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
     name, data = f"{text.stem}-{key}", data or text.parent
     places = (cache,) if cache is not None else cache_places(data)
     found = next((read for place in places if (read := _read(place / name))), None)
@@ -115,8 +116,8 @@ def _write(stem: Path, content: bytes, files: tuple[Path, ...]) -> None:
     meta = {"articles": articles.tolist(), "vocab": vocab}
     meta["sha256"] = _checksum(buffer.getvalue(), meta)
     array, about = _files(stem)
-    write_atomically(array, buffer.getvalue())
-    write_atomically(about, json.dumps(meta).encode())
+    write_atomically(array, buffer.getvalue(), sync=True)
+    write_atomically(about, json.dumps(meta), sync=True)
 
 
 def _read(stem: Path) -> Stored | None:
@@ -138,4 +139,12 @@ def _files(stem: Path) -> tuple[Path, Path]:
 
 
 def _checksum(array: bytes, meta: dict[str, Any]) -> str:
-    return sha256(array, json.dumps([meta["articles"], meta["vocab"]]).encode())
+    return _sha256(array, json.dumps([meta["articles"], meta["vocab"]]).encode())
+
+
+def _sha256(*contents: bytes) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()
