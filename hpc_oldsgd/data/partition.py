@@ -6,14 +6,13 @@ so the order of ranks does not matter. Every sample goes to exactly one agent, n
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 from .seeding import Use, generator
 
 Ints = npt.NDArray[np.int64]
@@ -108,9 +107,7 @@ def parse(text: str | Partition) -> Partition:
         return text
     name, colon, value = text.strip().partition(":")
     if name not in PARTITIONS:
-        near = difflib.get_close_matches(name, PARTITIONS, 1)
-        hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(PARTITIONS)
-        raise UserError(f"there is no partition {name!r}; {hint}")
+        raise unknown("partition", name, PARTITIONS)
     cls = PARTITIONS[name]
     if not colon:
         return cls()

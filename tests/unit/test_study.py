@@ -259,7 +259,7 @@ def test_over_mpi_time_is_wall_time(
     ("args", "says"),
     [
         (("--task", "digit"), "did you mean digits?"),
-        (("--algorithm", "sgd"), "there is no algorithm 'sgd'"),
+        (("--algorithm", "sgd"), "There is no algorithm 'sgd'"),
         (("--tau", "0"), "--tau must be at least 1."),
         (("--every", "0"), "--every must be at least 1."),
         (("--options=--batchnom",), "Unknown option --batchnom"),
