@@ -174,7 +174,7 @@ def test_weak_reads_what_is_there(tmp_path: Path) -> None:
     assert "- lsgd: between +0.0% and +20.0%" in report
     alone = [r["exchange alone"] for r in lines]
     assert alone == ["0.2", "0.2", "", ""], "an all-reduce is not the exchange that was timed"
-    assert "benchmarks/slow_net.sh mpirun N 40mbit python -m hpc_oldsgd.bench overlap" in report
+    assert "bench/slow_net.sh mpirun N 40mbit python -m hpc_oldsgd.bench overlap" in report
     there = tmp_path / "runs" / weak.name(options, 2)
     assert weak.read(there, weak.Options(tau=7)) is None
     assert weak.name(weak.Options(tau=7), 2) != there.name  # it would be replaced
