@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_oldsgd.errors import UserError
+from ..errors import UserError
 
 Clock = Literal["wall", "simulated"]
 

@@ -18,12 +18,16 @@ import tyro
 from ..errors import UserError
 from ..plot import curves, labels, style
 from ..runs import reader
-from ..runs.reader import Run
+from ..runs.reader import Run, finite
+from ..training import target
 
 PROG = "hpc_oldsgd.study collect"
 LINES = 12  # in one figure; of more runs the best tau of each algorithm is drawn
 # What a task is judged by, and the target when none is given, as a share of the best value.
-JUDGED = {"test_accuracy": (max, 0.95), "test_perplexity": (min, 1.1), "test_loss": (min, 1.1)}
+JUDGED: dict[str, tuple[target.Direction, float]] = {
+    "test_accuracy": ("max", 0.95), "test_perplexity": ("min", 1.1), "test_loss": ("min", 1.1),
+    "train_loss": ("min", 1.1),
+}  # fmt: skip
 
 Record = dict[str, Any]
 Table = list[Record]
@@ -154,24 +158,22 @@ def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> No
     """How long each run took to the target of its task."""
     for key, group in grouped(list(zip(runs, records, strict=True)), _task_of).items():
         judged = key[-1]
-        choose, share = JUDGED.get(judged, (min, 1.1))
+        direction, share = JUDGED[judged]
         sound = [run for run, line in group if line["state"] != "diverged"]
-        values = [v for run in sound for v in run.values(judged) if v == v]
-        target = wanted if wanted is not None else share * choose(values) if values else None
+        reached = target.best((v for run in sound for v in run.values(judged)), direction)
+        goal = wanted if wanted is not None or reached is None else share * reached
         for run, line in group:
-            line["target"] = target
+            line["target"] = goal
             line["time_to_target"] = None
-            if target is not None and line["state"] != "diverged":
-                line["time_to_target"] = reached(run, judged, target)
+            if goal is not None and line["state"] != "diverged":
+                row = first(run, goal, judged, direction) or {}
+                line["time_to_target"] = row["time"] if finite(row.get("time")) else None
 
 
-def reached(run: Run, key: str, target: float) -> float | None:
-    """When the first row that meets the target was measured."""
-    higher = JUDGED.get(key, (min, 0))[0] is max
-    for at, value in zip(run.values("time"), run.values(key), strict=True):
-        if value >= target if higher else value <= target:
-            return at
-    return None
+def first(run: Run, goal: float, key: str, direction: target.Direction) -> Record | None:
+    """The first row that meets the target."""
+    pairs = zip(run.rows, run.values(key), strict=True)
+    return next((row for row, value in pairs if target.met(goal, value, direction)), None)
 
 
 def scaling(records: Table) -> Table:

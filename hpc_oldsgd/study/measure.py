@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..runs.reader import Run
 from . import paper, replay
-from .cells import DIVERGED, Cell, first
-from .collect import Record, Table
+from .cells import DIVERGED, Cell
+from .collect import Record, Table, first
 from .report import Section
 
 Runs = Mapping[str, Run]
