@@ -1,13 +1,9 @@
-"""The paper's Table 1: what a round of each algorithm costs, formula beside measured.
-
-The formulas live here and in the docs, and nowhere in the code that is measured: neither the clock
-nor a schedule knows one.
-"""
+"""The paper's Table 1: what a round of each algorithm costs, formula beside measured."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,35 +15,10 @@ from ..errors import UserError
 from ..simulation.trajectory import trajectory
 from . import figures
 from .collect import Record, Table
+from .formulas import WARM_UP, Row, evaluate, text_of
 from .report import Report, Section, duration
 
-WARM_UP = 2  # rounds; LUGT's first has one message less than the others
 TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A round's time; `at(tau, c, a)` with a the time of an all-reduce, 2(n-1)/n c on a ring."""
-
-    text: str
-    at: Callable[[float, float, float], float]
-
-
-FORMULAS = {
-    "oldsgd": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
-    "ldsgd": Formula("tau + c", lambda tau, c, a: tau + c),
-    "dsgd": Formula("1 + c", lambda tau, c, a: tau + c),
-    "dsgd_cta": Formula("max(1, c)", lambda tau, c, a: max(tau, c)),
-    "kgt": Formula("max(tau, c) + c", lambda tau, c, a: max(tau, c) + c),
-    "lugt": Formula("tau + 2c", lambda tau, c, a: tau + 2 * c),
-    "led": Formula("tau + c", lambda tau, c, a: tau + c),
-    "lsgd": Formula("tau + 2(n-1)/n c", lambda tau, c, a: tau + a),
-    "olgt": Formula("max(tau, 2c)", lambda tau, c, a: max(tau, 2 * c)),
-    "oled": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
-    "cocod": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
-    "overlap_local_sgd": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
-    "co2": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
-}
 
 
 @dataclass(frozen=True)
@@ -103,22 +74,9 @@ class Options:
         return sorted(self.agents)[:1] if self.quick else self.agents
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement: units of a gradient in virtual time, seconds over MPI."""
-
-    algorithm: str
-    formula: str
-    n: int
-    tau: int
-    c: float
-    expected: float | None
-    measured: float
-
-
 def main(options: Options) -> int:
     if options.mpi:
-        from .table1_mpi import measure  # starts MPI
+        from .table1_mpi import measure  # the import starts MPI
 
         text, rows = measure(options)
         code = 0
@@ -166,15 +124,6 @@ def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
     x0 = np.zeros((n, 1))
     run = trajectory(algorithm, topology, x0, lambda i, x, k: x, 0.1, WARM_UP + 1, c)
     return float(run.time[-1] - run.time[-2])
-
-
-def evaluate(name: str, tau: float, c: float, a: float) -> float | None:
-    """None for an algorithm of another package: there is a measurement but no formula."""
-    return FORMULAS[name].at(tau, c, a) if name in FORMULAS else None
-
-
-def text_of(name: str) -> str:
-    return FORMULAS[name].text if name in FORMULAS else "?"
 
 
 def sections(rows: Sequence[Row], text: Sequence[str], options: Options) -> list[Section]:

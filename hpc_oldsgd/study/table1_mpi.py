@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,8 +14,11 @@ from ..algorithms import Algorithm, with_tau
 from ..runtime.plain import Plain
 from ..topology import Topology
 from ..transport.mpi import MpiTransport, world
+from .formulas import WARM_UP, Row, evaluate, text_of
 from .report import duration
-from .table1 import WARM_UP, Options, Row, evaluate, text_of
+
+if TYPE_CHECKING:
+    from .table1 import Options
 
 ALONE = 7  # repetitions of a message that is timed alone
 QUICK_ROUNDS = 3
