@@ -10,9 +10,8 @@ import json
 import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -32,9 +31,9 @@ PROG = "hpc_oldsgd.export"
 class Options:
     """Write the mean model of a run's newest valid checkpoint, with the model's own names."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: cli.Positional[Path]
     """A run's folder, or one of its checkpoints."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: cli.Positional[Path]
     """The file to write."""
     overwrite: bool = False
     """Replace the file if it is there."""

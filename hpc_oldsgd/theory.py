@@ -21,8 +21,6 @@ import json
 import math
 from dataclasses import dataclass
 
-import tyro
-
 from hpc_oldsgd import cli, topology
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.topology import Topology
@@ -124,9 +122,9 @@ def _check_tau(tau: int) -> None:
 class Options(Problem):
     """Print the step-size rule and the convergence bound of OLDSGD for a graph."""
 
-    topology: tyro.conf.Positional[str] = "ring"
+    topology: cli.Positional[str] = "ring"
     """The graph, as `python -m hpc_oldsgd.topology` takes it."""
-    n: tyro.conf.Positional[int] = 9
+    n: cli.Positional[int] = 9
     """Number of agents."""
     weights: str = "auto"
     """Mixing weights: auto, uniform, metropolis or lazy."""

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
 from hpc_oldsgd import cli
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.plot import curves, labels, timeline
@@ -23,7 +21,7 @@ PROG = "hpc_oldsgd.plot"
 class Options:
     """Draw runs: loss, test metric and consensus against iterations and time, and a timeline."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: cli.Positional[tuple[Path, ...]]
     """Folders of runs; they may still be going."""
     out: Path | None = None
     """Folder for the figures; without it plots/ in the run's folder, or here for several runs."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from .. import cli
 from ..errors import UserError
 from ..plot import curves, labels, style
 from ..runs import reader
@@ -37,7 +36,7 @@ Table = list[Record]
 class Options:
     """Tables (Markdown, CSV) and figures of all runs in a folder; they may still be going."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: cli.Positional[Path]
     """The folder; runs are found at any depth."""
     out: Path | None = None
     """Folder for the results; the same folder if not given."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from fuzzing import CASES, cases, numbers, refused_or
-from hypothesis import example, given, settings
+from fuzzing import cases, numbers, refused_or
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_oldsgd import algorithms, cli, tasks
@@ -24,7 +24,7 @@ KNOWN = {"algorithm": algorithms.registry(), "task": tasks.registry()}
 OPTIONS = sorted(cli.flags(TrainOptions) | cli.flags(SimulateOptions) | {"--tau", "--beta", "-q"})
 
 
-@settings(max_examples=1 + CASES // 3)  # tyro takes its time
+@cases
 @given(
     st.sampled_from([TrainOptions, SimulateOptions]),
     st.lists(st.tuples(st.sampled_from(OPTIONS) | st.text(max_size=8), WORDS), max_size=3),
