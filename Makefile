@@ -52,10 +52,10 @@ test-openmpi-%: setup-dev  ## the same with Open MPI
 	scripts/mpi-tests.sh --openmpi $*
 
 test-deaths: setup-dev  ## every rank of a ring and a torus killed in turn, every algorithm killed and resumed: minutes
-	$(PY) -m pytest tests/unit/test_shrink.py tests/unit/test_train_job.py -m long $(ARGS)
+	$(PY) -m pytest tests/jobs/test_shrink.py tests/jobs/test_train.py -m long $(ARGS)
 
 fuzz: setup-dev  ## tens of thousands of random inputs for the parsers and the op; CASES=3000 per test
-	CASES=$(or $(CASES),3000) $(PY) -m pytest tests/unit/test_fuzz_*.py \
+	CASES=$(or $(CASES),3000) $(PY) -m pytest tests/unit/fuzz \
 	  --hypothesis-profile=fuzz --timeout=3000 --durations=5 $(ARGS)
 
 bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; most of it needs root

@@ -2,8 +2,8 @@
 
     mpirun -n 4 python examples/drop_in.py
 
-Every rank trains on its own quarter of scikit-learn's handwritten digits and talks to two
-neighbours on a ring. The lines marked (1) to (4) are all that differs from training on one GPU.
+Every rank trains on its own part of scikit-learn's handwritten digits and exchanges models with two
+neighbours on a ring. Only the lines marked (1) to (4) differ from training on one GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ with Agent(model, optimizer, OLDSGD(tau=args.tau), topology="ring") as agent:  #
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         agent.step()  # (4) in place of optimizer.step()
         scheduler.step()
-    agent.x.copy_(agent.mean())  # what all agents found together, running statistics included
+    agent.x.copy_(agent.mean())  # the mean of all agents, running statistics included
 
 model.eval()
 with torch.no_grad():

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# env.sh: sourced by every job script. A site edits the first part, once; the scripts share the second.
+# env.sh: sourced by every job script. Edit the first part once for your site; the scripts share the second.
 
 # --- the site -----------------------------------------------------------------------------------
 # source /etc/profile.d/modules.sh              # if your login shell is not bash: makes `module` known
@@ -9,16 +9,16 @@
 : "${HPC_OLDSGD_VENV=$HPC_OLDSGD_HOME/.venv}"   # the virtual environment; empty: python is in PATH
 : "${HPC_OLDSGD_LAUNCHER:=srun}"                # srun or mpirun
 : "${HPC_OLDSGD_MPI:=auto}"                     # srun's --mpi; auto: what fits mpi4py's MPI
-: "${HPC_OLDSGD_RESTARTS:=100}"                 # a job that was requeued as often is not requeued again
-: "${HPC_OLDSGD_RETRIES:=2}"                    # how often a start that a signal ended is tried again
+: "${HPC_OLDSGD_RESTARTS:=100}"                 # how often a job is requeued at most
+: "${HPC_OLDSGD_RETRIES:=2}"                    # how often a run that a signal ended is started again
 SRUN_OPTIONS=(--cpu-bind=cores)
 MPIRUN_OPTIONS=()                               # Open MPI, several ranks on a core: --bind-to none
 export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
-# export HPC_OLDSGD_DATA=/scratch/$USER/data    # CHANGE_ME: where CIFAR-10 and WikiText-2 lie
+# export HPC_OLDSGD_DATA=/scratch/$USER/data    # CHANGE_ME: where CIFAR-10 and WikiText-2 are
 
 # --- what the scripts share ---------------------------------------------------------------------
 set -uo pipefail
-unset SLURM_EXPORT_ENV # of sbatch --export=NONE: srun too would hand on nothing, not even PATH
+unset SLURM_EXPORT_ENV # set by sbatch --export=NONE: with it srun would pass on nothing, not even PATH
 say() { echo "$(date +%T) ${SLURM_JOB_NAME:-job}: $*"; }
 fail() { say "$*" >&2; exit 2; }
 
@@ -34,8 +34,8 @@ if [[ -n $HPC_OLDSGD_VENV ]]; then
 fi
 say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
 
-# The folder of all that a script writes: the same after a requeue, and after a resubmission with
-# HPC_OLDSGD_OUT, which then goes on where the first submission ended.
+# The folder for everything that a script writes. It is the same after a requeue, and after a resubmission
+# with HPC_OLDSGD_OUT, which then continues where the first submission ended.
 out_folder() { # NAME
   echo "${HPC_OLDSGD_OUT:-runs/$1-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
 }
@@ -49,19 +49,19 @@ choose_mpi() {
     *CRAY*) HPC_OLDSGD_MPI=cray_shasta ;;
     *) HPC_OLDSGD_MPI=pmi2 ;; # MPICH, MVAPICH, Intel MPI
   esac
-  # Over UCX MPICH may send Slurm addresses in lines that it cuts, and hang or abort at the start
-  # (docs/troubleshooting.md). MPIR_CVAR_CH4_NETMOD=ucx keeps it where it is needed.
+  # Over UCX MPICH may send addresses in lines that are too long for Slurm, and hang or abort at the start
+  # (docs/troubleshooting.md). MPIR_CVAR_CH4_NETMOD=ucx keeps UCX.
   if [[ $version =~ Device:\ +ch4:[^$'\n']*ofi ]]; then
     export MPIR_CVAR_CH4_NETMOD=${MPIR_CVAR_CH4_NETMOD:-ofi}
   fi
 }
 
-start=(env) # what stands before a command: nothing, until `tasks` says otherwise
+start=(env) # what comes before a command: nothing, until `tasks` sets it
 
-# How many of the allocation's first nodes hold N tasks; Slurm writes its nodes' tasks as 4(x2),1.
+# How many of the allocation's first nodes are needed for N tasks. Slurm writes tasks per node as 4(x2),1.
 nodes_for() { # N
   local left=$1 nodes=0 group each times
-  [[ -n ${SLURM_NTASKS:-} ]] || { echo "$1"; return; } # a task for each node
+  [[ -n ${SLURM_NTASKS:-} ]] || { echo "$1"; return; } # one task per node
   for group in ${SLURM_TASKS_PER_NODE//,/ }; do
     each=${group%%'('*} times=1
     [[ $group != *x* ]] || times=$(tr -dc 0-9 <<<"${group#*x}")
@@ -72,7 +72,7 @@ nodes_for() { # N
   echo "$nodes"
 }
 
-# From now on commands are started on N tasks of the allocation, its first nodes filled first.
+# From now on commands start on N tasks of the allocation, filling its first nodes first.
 tasks() { # N
   [[ $1 =~ ^[1-9][0-9]*$ ]] || fail "the number of agents is a whole number, not $1"
   local all=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
@@ -80,8 +80,8 @@ tasks() { # N
   case $HPC_OLDSGD_LAUNCHER in
     srun)
       [[ $HPC_OLDSGD_MPI != auto ]] || choose_mpi
-      # A step does not inherit --cpus-per-task. One rank that dies ends the others, after a minute:
-      # --kill-on-bad-exit would kill ranks that are about to exit with the same code, and lose it.
+      # A step does not inherit --cpus-per-task. If one rank dies, the others end after a minute.
+      # --kill-on-bad-exit would kill ranks that are about to exit with the same code, and lose the code.
       start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes="$(nodes_for "$1")"
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60
         ${SRUN_OPTIONS[@]+"${SRUN_OPTIONS[@]}"})
@@ -91,9 +91,8 @@ tasks() { # N
   esac
 }
 
-# MPICH names its shared memory after the job's and the step's number, which a requeued job has again:
-# what ranks that were killed left on a node would be taken for this start's. Goes over own files that
-# no process maps.
+# MPICH names its shared memory after the numbers of job and step, and a requeued job has the same numbers.
+# So it would use files that killed ranks left on a node. This removes the user's files that no process maps.
 sweep() {
   # shellcheck disable=SC2016
   srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash -c '
@@ -103,7 +102,7 @@ sweep() {
     true'
 }
 
-# All tasks of the allocation must be one MPI world: N worlds of one rank are an error, not a result.
+# All tasks of the allocation must form one MPI world. N worlds of one rank each are an error.
 check_world() {
   local n=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} left=$HPC_OLDSGD_RETRIES greetings
   tasks "$n"
@@ -119,32 +118,32 @@ check_world() {
   say "one world of $n ranks by ${start[*]}"
 }
 
-# --- running, stopping, going on ----------------------------------------------------------------
-# Before the time limit, or at a preemption, Slurm sends USR1 to this shell alone. It goes on to srun
-# or mpirun and so to all ranks, which write a checkpoint and exit with 75.
+# --- running, stopping, resuming ----------------------------------------------------------------
+# Before the time limit, or at a preemption, Slurm sends USR1 to this shell only. The shell passes it to srun
+# or mpirun, and so to all ranks. They write a checkpoint and exit with 75.
 child='' asked='' signalled=''
 trap 'asked=1 signalled=1; [[ -z $child ]] || kill -USR1 "$child"' USR1
 
-# Runs a command to its end and leaves its exit code in `code`. In the background: bash runs a trap
-# only while it waits.
+# Runs a command to its end and leaves its exit code in `code`. The command runs in the background, because
+# bash runs a trap only while it waits.
 run() { # COMMAND...
   local got
   "${start[@]}" "$@" </dev/null &
   child=$! code=127
-  [[ -z $asked ]] || kill -USR1 "$child" # it came before its number was known
+  [[ -z $asked ]] || kill -USR1 "$child" # the signal came before the child was known
   while :; do
     signalled=''
     wait "$child"
     got=$?
-    ((got == 127)) || code=$got # 127: it had been waited for when the signal came
+    ((got == 127)) || code=$got # 127: the child had already been waited for when the signal came
     [[ -n $signalled ]] || break
   done
-  ((code < 5 || code > 15)) || code=$((code + 128)) # a signal, as MPICH's mpirun says it; no code of ours
+  ((code < 5 || code > 15)) || code=$((code + 128)) # MPICH's mpirun reports a signal this way; none of our codes is in this range
   child=''
 }
 
-# The same for a command that can resume. One that was stopped goes on when the job starts again; a
-# signal before its handler was there has killed it, which loses nothing either.
+# The same for a command that can resume. A stopped command continues when the job starts again. A signal
+# that came before its handler was installed has killed it, which loses nothing either.
 resumable() { # COMMAND...
   local left=$HPC_OLDSGD_RETRIES
   while :; do
@@ -153,7 +152,7 @@ resumable() { # COMMAND...
     if ((code == 75)) || { [[ -n $asked ]] && ((code > 128)); }; then
       requeue
     fi
-    # Nobody asked: MPI's start fails by chance once in many (docs/troubleshooting.md).
+    # Nobody asked to stop: the start of MPI sometimes fails by chance (docs/troubleshooting.md).
     ((code > 128 && left-- > 0)) || break
     say "a signal ended it (exit code $code): once more, from its checkpoint where it has one"
     sweep
@@ -163,15 +162,15 @@ resumable() { # COMMAND...
 requeue() {
   ((${SLURM_RESTART_COUNT:-0} < HPC_OLDSGD_RESTARTS)) || fail "requeued $SLURM_RESTART_COUNT times: giving up"
   local job=$SLURM_JOB_ID
-  # One member of an array has the array's own number, which alone would requeue all of them.
+  # One member of an array has the array's own number, which would requeue all members.
   [[ ${SLURM_ARRAY_JOB_ID:-} != "$job" ]] || job+=_$SLURM_ARRAY_TASK_ID
   say "stopped: the job is requeued and goes on from its checkpoint"
   scontrol requeue "$job" || fail "the job cannot be requeued here: submit it again with the same folder"
   exit 75
 }
 
-# A run in a folder of its own that is done once: a finished or diverged one is not run again. One
-# that fails leaves its exit code in `failed`, for the end of the job, and holds up none after it.
+# A run in its own folder that is done once: a finished or diverged run is not run again. If it fails, its
+# exit code is kept in `failed` for the end of the job, and the next runs still start.
 failed=0
 # shellcheck disable=SC2034
 once() { # FOLDER COMMAND...
@@ -184,12 +183,12 @@ once() { # FOLDER COMMAND...
   resumable "$@" --out "$own" --resume auto
   case $code in
     0) ;;
-    3) touch "$own/diverged" ;; # a result too
+    3) touch "$own/diverged" ;; # divergence is a result too
     *) say "failed with exit code $code: $*" >&2; failed=$code ;;
   esac
 }
 
-# One agent's step size as it grows with N agents, as an option; nothing for fixed.
+# The step size for N agents by the rule, as an option; nothing for fixed.
 alpha_for() { # N
   case ${HPC_OLDSGD_ALPHA_RULE:-fixed} in
     fixed) ;;
@@ -203,14 +202,14 @@ alpha_for() { # N
 }
 
 # Tables and figures of a folder of runs: now, or by a job that waits for this whole array.
-# What went wrong before stays the job's exit code.
+# An earlier failure stays the job's exit code.
 collect() { # FOLDER [OPTION...]
   local bad
   python -m hpc_oldsgd.study collect "$@" || { bad=$?; ((failed)) || failed=$bad; }
 }
 collect_later() { # FOLDER
   local options=(--dependency=afterany:"$SLURM_ARRAY_JOB_ID" --partition="$SLURM_JOB_PARTITION")
-  local asked_for=$1/.collect-$SLURM_ARRAY_JOB_ID # once for the array, however often it is requeued
+  local asked_for=$1/.collect-$SLURM_ARRAY_JOB_ID # once for the array, even if it is requeued
   [[ $SLURM_ARRAY_TASK_ID == "$SLURM_ARRAY_TASK_MIN" && ! -e $asked_for ]] || return 0
   [[ -z ${SLURM_JOB_ACCOUNT:-} ]] || options+=(--account="$SLURM_JOB_ACCOUNT")
   if sbatch "${options[@]}" "$HPC_OLDSGD_HOME/jobs/collect.slurm" "$1"; then

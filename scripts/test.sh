@@ -42,7 +42,7 @@ slurm_result() {
 }
 
 folders=()
-for folder in tests/unit tests/native tests/golden; do
+for folder in tests/unit tests/jobs tests/repo tests/native tests/golden; do
   has_tests "$folder" && folders+=("$folder")
 done
 part "unit, native, golden" pytest_alone "${folders[@]}" -n "$WORKERS" --dist worksteal

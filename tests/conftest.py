@@ -10,12 +10,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import disk
 import hypothesis
 import pytest
 import torch
 
-ROOT = Path(__file__).parent.parent
+from support import PYTHONPATH, ROOT, fast_disk
 
 # Machines are noisy, so no deadlines; the same examples in every run and on every rank.
 hypothesis.settings.register_profile("here", deadline=None, derandomize=True, database=None)
@@ -64,7 +63,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def prompt_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    disk.make_prompt(monkeypatch)
+    fast_disk.make_prompt(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
             # Ended by a signal, mpirun ends its ranks too; a killed one would leave them behind.
             ["timeout", str(timeout_s), command, "-n", str(n), sys.executable, *map(str, args)],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+            env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1", **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -76,16 +76,20 @@ class Checkpoints:
         shard: int,
         count: int,
         about: dict[str, Any],
+        last: Path | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        """This process writes number `shard` of `count`; `about` goes into the manifest."""
+        """This process writes number `shard` of `count`; `about` goes into the manifest.
+
+        `last` is the checkpoint of this folder that the run goes on from.
+        """
         self.run, self.policy, self.about = run, policy, about
         self.shard, self.count = shard, count
-        self.last: Path | None = None
+        self.last = last
         """The newest valid one; known where shard 0 is written."""
         self.messages: list[str] = []
         """For the user, from shard 0; the caller takes them."""
-        self._transport, self._control, self.before_commit = transport, control, before_commit
+        self._transport, self._control, self._before_commit = transport, control, before_commit
         self._saving: Saving | None = None
         self._commit_done: Future[None] | None = None
         self._wanted = self._asked = False
@@ -246,7 +250,7 @@ class Checkpoints:
     def _write_manifest(self, r: int, manifest: dict[str, Any]) -> None:
         folder = folder_of(self.run, r)
         try:
-            self.before_commit()  # rows of the rounds before it reach the disk first
+            self._before_commit()  # rows of the rounds before it reach the disk first
             write_manifest(folder, manifest)
             sync_folder(folder.parent)
         except OSError as error:

@@ -45,6 +45,11 @@ class Console:
             )
             self._next_line = row["iteration"] + self._total / LINES
 
+    def print(self, text: str) -> None:
+        """To standard output, as the result of the command."""
+        if self.shown:
+            print(text, flush=True)
+
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
         if self.shown:

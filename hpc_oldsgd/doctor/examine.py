@@ -14,7 +14,7 @@ from ..algorithms import OLDSGD
 from ..errors import UserError
 from ..launch.device import choose_device, set_threads
 from ..launch.launcher import check_world
-from ..runs import session
+from ..runs.spec import make_topology
 from ..topology import Topology
 from ..training import tau_auto
 from ..training.options import TrainOptions
@@ -59,7 +59,7 @@ def main(options: Options) -> None:
     check_world(comm.size)
     startup = Startup(comm, LIMIT_S)
     config = TrainOptions(topology=options.topology)
-    topology = startup.check(lambda: session.make_topology(config, comm.size))
+    topology = startup.check(lambda: make_topology(config, comm.size))
     device = startup.check(lambda: choose_device(options.device))
     set_threads(0, startup.sharing)
     found: dict[str, Any] = {

@@ -6,6 +6,7 @@ The columns of metrics.jsonl and everything else in the folder: docs/runs.md.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
 import os
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..training.options import RunOptions
 from ..transport import heartbeat
 from .claim import claim, release
 
@@ -137,6 +139,20 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
         (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from None
+
+
+def folder_for(options: RunOptions, n: int) -> Path:
+    """--out, or a new name below runs/."""
+    if options.out is not None:
+        return options.out
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    name = f"{stamp}-{options.task}-{options.algorithm}-{options.topology.replace('/', '_')}-n{n}"
+    path = Path("runs") / name
+    k = 2
+    while path.exists():
+        path = Path("runs") / f"{name}-{k}"
+        k += 1
+    return path
 
 
 def _counts(entry: Path) -> bool:

@@ -8,26 +8,24 @@ at zero, since those of the dead are gone and only together do they cancel.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .. import topology
-from ..checkpoints.writer import Checkpoints
-from ..cli.console import Console
 from ..errors import UserError
 from ..runtime.agent import Agent
-from ..tasks import Task
 from ..topology import Topology
-from ..training.loop import Training
 from ..training.options import TrainOptions
-from ..transport.heartbeat import Board
-from . import folder as run_folder
-from . import resume, session
-from .folder import RunFolder
+from ..transport.mpi import ulfm
+from .folder import RunFolder, read_rows
+from .identity import identity
+from .spec import Spec, make_topology
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 @dataclass(frozen=True)
@@ -42,39 +40,26 @@ class Lost:
 class Recovery:
     """Of one rank; every survivor makes the same calls."""
 
-    def __init__(
-        self,
-        config: TrainOptions,
-        task: Task,
-        agent: Agent,
-        training: Training,
-        console: Console,
-        folder: RunFolder | None,
-        lost: Sequence[dict[str, Any]] = (),
-    ) -> None:
-        """`lost`: those of the jobs that this one goes on from."""
-        self.config, self.task, self.agent, self.training = config, task, agent, training
-        self.console = console
-        self.folder = folder
-        """Where this is rank 0, which may be another rank after a death."""
-        self.lost = [Lost(**one) for one in lost]
+    def __init__(self, session: Session, options: TrainOptions, agent: Agent) -> None:
+        self.session, self.options, self.agent = session, options, agent
+        self.loop, self.transport = session.loop, agent.transport
+        self.lost = [Lost(**one) for one in session.plan.lost]
+        """Also those of the jobs that this one goes on from."""
         self.first_rank = agent.rank
         self._ranks = list(range(agent.n))  # that everybody had at first
         self._hosts = list(agent.transport.hosts)
 
     def can_mend(self, error: BaseException) -> bool:
-        from ..transport.mpi.ulfm import is_death
-
-        return self.config.on_failure == "shrink" and is_death(self.agent.transport, error)
+        return self.options.on_failure == "shrink" and ulfm.is_death(self.transport, error)
 
     def run(self) -> None:
-        """`training.run()`, over however many deaths."""
+        """The training loop, over however many deaths."""
         broken = False
         while True:
             try:
                 if broken:
                     self.mend()
-                self.training.run()
+                self.loop.run()
                 return
             except Exception as error:
                 if not self.can_mend(error):
@@ -84,80 +69,65 @@ class Recovery:
     def finish(self) -> None:
         """Close the agent; all is written by now, so who dies here is not missed."""
         try:
-            self.training.control.settle()
+            self.loop.control.settle()
             self.agent.finish()
         except Exception as error:
             if not self.can_mend(error):
                 raise
-            self.agent.transport.engine.stop()
+            self.transport.engine.stop()
 
     def mend(self) -> None:
         """Collective among the living. Another death meanwhile raises again: mend again."""
-        from ..transport.mpi import ulfm
-
         start = time.perf_counter()
-        agent, training, transport = self.agent, self.training, self.agent.transport
-        keeper = training.checkpoints
+        agent, loop, transport = self.agent, self.loop, self.transport
+        keeper = loop.checkpoints
         assert keeper is not None
         transport.status.set("repairing the graph")
         keeper.abandon()
         alive = ulfm.shrink(transport)
         told = [json.loads(text) for text in transport.gather_text(json.dumps(self._tell()))]
         r, t, tau = max((one["r"], one["t"], one["tau"]) for one in told)
-        name, graph = repaired(self.config, len(alive))
+        name, graph = repaired(self.options, len(alive))
         if transport.rank == 0:
             keeper.forget(r)
         ulfm.rebuild(transport, graph)
         self._note([one["rank"] for one in told], r)
-        training.set_tau(tau)
+        loop.set_tau(tau)
         while agent.t < t:
-            training.gradients()
+            loop.gradients()
             agent.local_step()
         agent.stand_at(r)
         data = self._share_out([one["agent"] for one in told])
-        training.regroup(transport.rank)
-        config = dataclasses.replace(self.config, topology=name)
-        who = resume.identity("train", config, agent.algorithm, self.task, graph, agent.model)
-        about = {"run": who, "data": data, "lost": self.describe()}
-        keeper.regroup(transport.rank, transport.n, about)
-        if transport.board is not None:
-            transport.board.close()
-            transport.board = Board(
-                keeper.run, transport.rank, transport.n, transport.status, self.config.timeout
-            )
-        self._take_over(r, keeper)
-        training.say(self._story(graph, r, t, time.perf_counter() - start))
+        loop.regroup(transport.rank, self._rows_before(r, keeper.run))
+        spec = Spec(replace(self.options, topology=name), agent.algorithm, loop.task)
+        who = identity("train", spec, graph, agent.model)
+        keeper.regroup(transport.rank, transport.n, {"run": who, "data": data, **self.about()})
+        transport.watch(keeper.run)
+        if transport.rank == 0:
+            folder = RunFolder(keeper.run, self.options.tensorboard, loop.rows)
+            self.session.report.take_over(folder, loop.iterations)
+        loop.say(self._story(graph, r, t, time.perf_counter() - start))
         agent.begin_anew()
 
-    def _take_over(self, r: int, keeper: Checkpoints) -> None:
-        """The files and the console are the new rank 0's; a row of round r is made anew."""
-        training = self.training
-        own = [row for row in training.rows if row["round"] < r]
-        training.rows[:] = own
-        if self.agent.rank != 0:
-            return
-        written = run_folder.read_rows(keeper.run, r)
+    def _rows_before(self, r: int, run: Path) -> list[dict[str, Any]]:
+        """A row of round r is made anew; the rank that is first now knows also those on disk."""
+        own = [row for row in self.loop.rows if row["round"] < r]
+        if self.transport.rank != 0:
+            return own
+        written = read_rows(run, r)
         known = {row["round"] for row in written}
-        training.rows[:] = written + [row for row in own if row["round"] not in known]
-        if self.folder is None:
-            self.console.shown = True
-            self.console.start(training.iterations)
-        else:
-            self.folder.close()
-        self.folder = RunFolder(keeper.run, self.config.tensorboard, training.rows)
-        training.on_row = session.on_row(self.console, self.folder)
-        keeper.before_commit = self.folder.sync
+        return written + [row for row in own if row["round"] not in known]
 
-    def describe(self) -> list[dict[str, Any]]:
+    def about(self) -> dict[str, Any]:
         """For summary.json and the manifests of checkpoints."""
-        return [dataclasses.asdict(one) for one in self.lost]
+        return {"lost": [asdict(one) for one in self.lost]}
 
     def _tell(self) -> dict[str, int]:
         agent = self.agent
         r, t = agent.next_boundary
         return {
             "rank": self.first_rank,
-            "agent": self.training.workers[0].shard.i,
+            "agent": self.loop.workers[0].shard.i,
             "r": r,
             "t": t,
             "tau": agent.algorithm.tau,
@@ -170,28 +140,28 @@ class Recovery:
 
     def _share_out(self, agents: list[int]) -> dict[str, Any]:
         """With --redistribute all data is dealt anew; else everybody keeps what it has."""
-        if self.config.redistribute:
+        options, loop = self.options, self.loop
+        if options.redistribute:
             rank, n = self.agent.rank, self.agent.n
-            shard = self.task.shard(rank, n, self.config.partition, self.config.seed)
-            self.training.workers[0].shard, self.training.data_of = shard, n
+            loop.take_data(loop.task.shard(rank, n, options.partition, options.seed), n)
             agents = list(range(n))
-        return {"of": self.training.data_of, "agents": agents}
+        return {"of": loop.data_of, "agents": agents}
 
     def _story(self, graph: Topology, r: int, t: int, seconds: float) -> str:
         gone = [one for one in self.lost if one.round == r]
         who = ", ".join(f"rank {one.rank} ({one.host})" for one in gone)
-        data = "dealt anew to the others" if self.config.redistribute else "lost"
+        data = "dealt anew to the others" if self.options.redistribute else "lost"
         return (
             f"{who} died: {graph.n} agents go on from round {r}, iteration {t}, "
             f"on {graph.name} (p = {graph.p:.3g}); its data is {data}; repaired in {seconds:.2f} s"
         )
 
 
-def repaired(config: TrainOptions, n: int) -> tuple[str, Topology]:
+def repaired(options: TrainOptions, n: int) -> tuple[str, Topology]:
     """The same kind of graph for n agents; a ring where there is none of that kind."""
-    for name in (config.topology, config.topology.partition(":")[0]):
+    for name in (options.topology, options.topology.partition(":")[0]):
         try:
-            return name, session.make_topology(dataclasses.replace(config, topology=name), n)
+            return name, make_topology(replace(options, topology=name), n)
         except UserError:
             continue
-    return "ring", topology.from_name("ring", n, weights=config.weights)
+    return "ring", topology.from_name("ring", n, weights=options.weights)

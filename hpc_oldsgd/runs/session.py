@@ -1,183 +1,260 @@
-"""What `train` and `simulate` share: reading the options, the run's folder, its summary."""
+"""One run from its options to its summary, the same for `train`, `simulate`, studies and tests.
+
+Everything is made in constructors, each part from the parts before it:
+
+    topology, models, identity     by each process for itself, then agreed in one collective
+    plan                           which checkpoint to go on from, agreed by all
+    data, state                    by each process for itself, then agreed in one collective
+    runner                         the agents; over MPI the first messages leave
+    folder                         last of all that may be refused, so nothing is removed in vain
+    checkpoints, loop              the rounds
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-import torch
 from torch import nn
 
-from .. import algorithms, cli, tasks
-from .. import topology as topologies
 from ..algorithms import Algorithm
 from ..checkpoints.mean import layout
-from ..checkpoints.writer import Policy
+from ..checkpoints.writer import Checkpoints, Policy
 from ..cli.console import Console
+from ..data import Shard
 from ..errors import Diverged, Stopped, UserError
-from ..runtime.flat import Flat, check_trainable
-from ..tasks import Task
+from ..runtime.flat import check_trainable
+from ..runtime.votes import Control
+from ..tasks import seed_model
 from ..topology import Topology
-from ..training import tau_auto
-from ..training.loop import Training
-from ..training.options import RunOptions, SimulateOptions
-from ..training.window import hidden
-from ..transport.late import NO_EDGES
+from ..training.loop import Training, Worker
+from ..training.signals import Inbox
+from . import resume
+from .backend import Backend
 from .folder import RunFolder, environment
+from .identity import described, identity
+from .report import Report, summarise
+from .resume import Plan
+from .spec import Spec, make_topology
 
-O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
-
-
-def read_options(kind: type[O], prog: str) -> tuple[O, Algorithm, Task]:
-    return parse_options(kind, prog, sys.argv[1:])
-
-
-def parse_options(kind: type[O], prog: str, argv: list[str]) -> tuple[O, Algorithm, Task]:
-    words, auto = tau_auto.take(argv)
-    config, chosen = cli.parse_staged(
-        kind,
-        {"algorithm": algorithms.registry(), "task": tasks.registry()},
-        words,
-        prog=prog,
-    )
-    if auto:
-        config.auto_tau = auto
-    elif getattr(config, "retune", 0):
-        raise UserError("--retune changes tau during the run: add --tau auto")
-    return config, chosen["algorithm"], chosen["task"]
+NOWHERE = Plan(Path())
 
 
-def make_topology(config: RunOptions, n: int) -> Topology:
-    """By name, or from a file where the name is one."""
-    path = Path(config.topology)
-    if path.suffix and path.is_file():
-        topology = topologies.from_file(path)
-        if topology.n != n:
-            raise UserError(f"{path} is a graph of {topology.n} agents, not {n}")
-        return topology
-    return topologies.from_name(config.topology, n, weights=config.weights)
+class Session:
+    """A run that is ready to go; `run()` takes it to its end."""
 
+    def __init__(
+        self,
+        spec: Spec[Any],
+        backend: Backend,
+        console: Console | None = None,
+        *,
+        in_folder: bool = True,
+        signals: Inbox | None = None,
+        on_step: Callable[[int], None] = lambda t: None,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Without `in_folder` nothing is written, resumed or saved.
 
-def tau_for_c(
-    config: SimulateOptions, algorithm: Algorithm, topology: Topology
-) -> tuple[Algorithm, str]:
-    """What --tau auto means where c is known; gradients that vary ask for the margin."""
-    choice = tau_auto.choose(
-        algorithm, topology, config.c, tau_auto.Bounds.parse(config.auto_tau),
-        margin=tau_auto.MARGIN if config.jitter else 1.0,
-        speed=np.array(config.speeds()), degree_aware=config.degree_aware,
-    )  # fmt: skip
-    chosen = dataclasses.replace(algorithm, tau=choice.tau)
-    return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
+        `on_step` is called after every step, `on_end` when all flights have ended.
+        """
+        console = console or Console("", shown=False)
+        self.spec, self.backend, self._on_end = spec, backend, on_end
+        parts = backend.check(lambda: Parts(spec, backend, in_folder))
+        self.topology, self.models = parts.topology, parts.models
+        self.plan = NOWHERE
+        if in_folder:
+            self.plan = resume.make_plan(
+                spec.options, parts.identity, backend.n,
+                lambda found: backend.parts_of(found, spec.options.resume_average),
+                backend.gather, console.say,
+            )  # fmt: skip
+        start = backend.check(lambda: Start(spec, backend, self.plan, self.models))
+        optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
+        algorithm = self._with_saved_tau(parts.algorithm)
+        self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
+        history, folder = self._open_folder(in_folder)
+        with backend.alone():
+            self.report = Report(console, folder)
+            # An agent that may run ahead of its neighbours must not wait for their votes instead.
+            late = spec.options.late_policy()
+            control = Control(self.runner.transport, 1 + late.staleness if late else 1)
+            same = zip(backend.here, self.models, optimizers, start.shards, strict=True)
+            workers = [Worker(*each) for each in same]
+            self.loop = Training(
+                spec.options, spec.task, self.runner, workers, spec.iterations,
+                control=control,
+                checkpoints=self._make_checkpoints(parts, start, control) if in_folder else None,
+                rows=history, data_of=start.data_of,
+                together=backend.make_together(spec.task, workers),
+                drag=backend.make_drag(self.runner), signals=signals,
+                on_row=self.report.row, on_step=both(console.step, on_step), say=console.say,
+            )  # fmt: skip
+            backend.ready(self)
+            self.title = self._make_title()
+            self._tell(parts.tuned)
+            self._go_on_from(start.state)
 
+    def run(self) -> list[dict[str, Any]]:
+        """To the end: the rows. Raises Diverged or Stopped, in every process alike."""
+        backend, loop, ended = self.backend, self.loop, None
+        with backend.alone():
+            try:
+                backend.run(self)
+            except Diverged as error:
+                ended = error
+            backend.finish(self)
+            self.report.console.close()
+            self._on_end()
+            if ended is None and not loop.stopped:
+                told = summarise(loop.rows, self.spec.task, self.title, backend.time_unit)
+                self.report.summary({**told, **backend.about_end()})
+            self.report.close()
+        backend.leave()
+        why = ended or self._stopped()
+        if why is not None:
+            why.local = backend.took_over
+            raise why
+        return loop.rows
 
-def check_late(config: RunOptions, algorithm: Algorithm, topology: Topology) -> None:
-    if config.late_policy() is not None and "all_reduce" in tau_auto.kinds(algorithm, topology):
-        raise UserError(NO_EDGES)
+    # -- the constructor's steps ---------------------------------------------------------------
 
+    def _with_saved_tau(self, algorithm: Algorithm) -> Algorithm:
+        """--tau auto is answered once: a resumed run keeps the tau it had."""
+        found = self.plan.goes_on
+        if found is None or not self.spec.options.auto_tau:
+            return algorithm
+        return replace(algorithm, tau=found.manifest["tau"])
 
-def make_model(task: Task, device: torch.device | str = "cpu") -> nn.Module:
-    """The task's, seeded by the caller; refused before an optimizer trips over it."""
-    model = task.model()
-    check_trainable(model)
-    return model.to(device)
+    def _open_folder(self, in_folder: bool) -> tuple[list[dict[str, Any]], RunFolder | None]:
+        """The rows that the run goes on from, and the folder, where this process writes it."""
 
+        def open_it() -> tuple[list[dict[str, Any]], RunFolder | None]:
+            if not (in_folder and self.backend.first):
+                return [], None
+            history = self.plan.prepare()
+            return history, RunFolder(self.plan.path, self.spec.options.tensorboard, history)
 
-def describe_topology(topology: Topology) -> dict[str, Any]:
-    return {"name": topology.name, "lambda_2": topology.lambda_2, "p": topology.p}
+        try:
+            return self.backend.check(open_it)
+        except UserError:  # in all processes alike
+            self.runner.finish()
+            raise
 
+    def _make_checkpoints(self, parts: Parts, start: Start, control: Control) -> Checkpoints:
+        options, backend = self.spec.options, self.backend
+        return Checkpoints(
+            self.plan.path,
+            self.runner.transport,
+            control,
+            Policy(options.checkpoint_every, options.checkpoint_seconds, options.keep),
+            shard=backend.part,
+            count=backend.parts,
+            about={
+                "run": parts.identity,
+                "alpha": self.spec.alpha,
+                "bn": options.bn,
+                "layout": layout(self.models[0], self.runner.flat),
+                "data": {"of": start.data_of, "agents": start.agents},
+                "lost": self.plan.lost,
+            },
+            last=self.plan.found.folder if self.plan.here and self.plan.found else None,
+            before_commit=self.report.sync,
+        )
 
-def folder_for(config: RunOptions, n: int) -> Path:
-    if config.out is not None:
-        return config.out
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{config.task}-{config.algorithm}-{config.topology.replace('/', '_')}-n{n}"
-    path = Path("runs") / name
-    k = 2
-    while path.exists():
-        path = Path("runs") / f"{name}-{k}"
-        k += 1
-    return path
+    def _make_title(self) -> str:
+        spec, algorithm = self.spec, self.runner.algorithm
+        return (
+            f"{algorithm.name}, {self.topology.name}, n = {self.backend.n}, tau = {algorithm.tau}, "
+            f"{self.backend.title}alpha = {spec.alpha:g}, {spec.task.name}, "
+            f"{spec.options.partition}"
+        )
 
+    def _tell(self, tuned: str) -> None:
+        spec = Spec(self.spec.options, self.runner.algorithm, self.spec.task)
+        topology, d = self.topology, self.runner.x.shape[-1]
+        config = {
+            **described(spec, self.backend.n),
+            "iterations": spec.iterations,
+            "topology": {"name": topology.name, "lambda_2": topology.lambda_2, "p": topology.p},
+            **self.backend.about_transport(self.runner),
+            "environment": environment(),
+        }
+        headline = f"{self.title}; {d:,} parameters{self.backend.where}"
+        self.report.start(config, headline, spec.iterations)
+        if tuned:
+            self.report.console.say(tuned)
 
-def write_config(
-    folder: RunFolder, config: RunOptions, algorithm: Algorithm, task: Task, **more: Any
-) -> None:
-    content = {
-        "options": dataclasses.asdict(config),
-        "algorithm": {"name": algorithm.name, **algorithm.options()},
-        "task": {"name": task.name, **dataclasses.asdict(task)},
-        **more,
-        "environment": environment(),
-    }
-    try:
-        folder.write("config.json", content)
-    except OSError as error:
-        folder.close()
-        raise UserError(f"cannot write to {folder.path}: {error.strerror}") from None
+    def _go_on_from(self, state: dict[str, Any] | None) -> None:
+        """Put the run where its checkpoint was. Collective."""
+        found, alpha = self.plan.goes_on, self.spec.alpha
+        if found is None or state is None:
+            return
+        self.loop.load_state_dict(state, save=not self.plan.here)
+        told = f"goes on from round {found.r}, iteration {self.runner.t}"
+        if self.spec.options.auto_tau:
+            told += f", with tau {self.runner.algorithm.tau}"
+        if alpha != found.manifest["alpha"]:
+            told += f", with alpha {alpha:g} instead of {found.manifest['alpha']:g}"
+        self.loop.say(told)
 
-
-def policy(config: RunOptions) -> Policy:
-    return Policy(config.checkpoint_every, config.checkpoint_seconds, config.keep)
-
-
-def about(
-    who: dict[str, Any], config: RunOptions, alpha: float, model: nn.Module, flat: Flat
-) -> dict[str, Any]:
-    """What a checkpoint's manifest says of its run."""
-    return {"run": who, "alpha": alpha, "bn": config.bn, "layout": layout(model, flat)}
-
-
-def on_row(console: Console, folder: RunFolder | None) -> Callable[[dict[str, Any]], None]:
-    """Shows a row and, where the folder is, writes it."""
-
-    def take(row: dict[str, Any]) -> None:
-        console.row(row)
-        if folder is not None:
-            folder.row(row)
-            console.warn(folder.problem)
-
-    return take
-
-
-def check_end(training: Training, ended: Diverged | None, path: Path) -> None:
-    """Raises what the exit code is to say; the same on every rank."""
-    if ended is not None:
-        raise ended
-    if training.stopped:
-        runner, keeper = training.runner, training.checkpoints
+    def _stopped(self) -> Stopped | None:
+        loop = self.loop
+        if not loop.stopped:
+            return None
+        keeper = loop.checkpoints
         saved = keeper.last.name if keeper is not None and keeper.last is not None else "none"
-        raise Stopped(
-            f"stopped by a signal after iteration {runner.t} of {training.iterations}, the last "
-            f"checkpoint is {saved}: go on with --resume auto --out {path}"
+        return Stopped(
+            f"stopped by a signal after iteration {self.runner.t} of {loop.iterations}, the last "
+            f"checkpoint is {saved}: go on with --resume auto --out {self.plan.path}"
         )
 
 
-def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str) -> dict[str, Any]:
-    """The last row, with what only the whole run tells."""
-    last = dict(rows[-1])
-    last.pop("agent_loss", None)
-    name, direction = task.primary
-    values = [row[name] for row in rows if isinstance(row.get(name), (int, float))]
-    best = (max if direction == "max" else min)(values) if values else math.nan
-    waited = [row for row in rows if row["hidden"] is not None and row["transfer"] > 0]
-    transfer = sum(row["transfer"] for row in waited)
-    exposed = sum(row["exposed"] for row in waited)
-    steps = sorted(row["step_s"] for row in rows[1:] or rows)
-    return {
-        "title": title,
-        **last,
-        "primary": name,
-        "best": best,
-        "transfer": transfer / len(waited) if waited else 0.0,
-        "exposed": exposed / len(waited) if waited else 0.0,
-        "hidden": hidden(exposed, transfer),
-        "step_s": steps[len(steps) // 2],
-        "time_unit": time_unit,
-    }
+def both(first: Callable[[int], None], second: Callable[[int], None]) -> Callable[[int], None]:
+    def call(t: int) -> None:
+        first(t)
+        second(t)
+
+    return call
+
+
+class Parts:
+    """What each process makes for itself, before anything is agreed on. Raises UserError."""
+
+    def __init__(self, spec: Spec[Any], backend: Backend, in_folder: bool) -> None:
+        options = spec.options
+        self.topology: Topology = make_topology(options, backend.n)
+        spec.check(self.topology)
+        self.algorithm, self.tuned = backend.prepare(spec.algorithm, self.topology)
+        self.models: list[nn.Module] = []
+        for _ in backend.here:  # everybody starts from the same model, over MPI from rank 0's
+            seed_model(options.seed)
+            model = spec.task.model()
+            check_trainable(model)  # before an optimizer trips over it
+            self.models.append(model.to(backend.device))
+        self.identity: dict[str, Any] = {}
+        if in_folder:
+            self.identity = identity(backend.kind, spec, self.topology, self.models[0])
+            if backend.first:
+                resume.claim_folder(options)
+
+
+class Start:
+    """Data and, where the run goes on, its state: read before anything is removed for it."""
+
+    def __init__(
+        self, spec: Spec[Any], backend: Backend, plan: Plan, models: Sequence[nn.Module]
+    ) -> None:
+        options, task = spec.options, spec.task
+        if backend.first:  # an Agent takes rank 0's model
+            resume.take_mean(plan, *models)
+        self.state = resume.read(plan, backend.part, models[0], spec.alpha)
+        self.agents, self.data_of = plan.data(backend.n)
+        self.shards: list[Shard] = [
+            task.shard(self.agents[i], self.data_of, options.partition, options.seed)
+            for i in backend.here
+        ]
+        task.train_sample(options.eval_samples)  # kept for the rows
+        task.test_set(options.eval_samples)

@@ -49,20 +49,28 @@ class Drag:
     A real gradient can be made longer, never shorter: draws below its own time leave it as it is.
     """
 
-    def __init__(self, slow: Sequence[str], jitter: float, seed: int, n: int, rank: int) -> None:
+    def __init__(
+        self,
+        slow: Sequence[str],
+        jitter: float,
+        seed: int,
+        n: int,
+        rank: int,
+        poll: Callable[[], None] | None = None,
+    ) -> None:
+        """`poll` is called about every millisecond, where no thread moves the messages."""
         self.slowdown = slowdowns(slow, n)[rank]
         self._jitter, self._n, self._rank = jitter, n, rank
         self._random = np.random.default_rng(seed)
         self.any = bool(slow) or jitter > 0
-        self.poll: Callable[[], None] | None = None
-        """Called about every millisecond of a pause, where no thread moves the messages."""
+        self.poll = poll
 
     def factor(self) -> float:
         """Of the next gradient."""
         return self.slowdown * float(draw(self._random, self._jitter, self._n)[self._rank])
 
     def after(self, seconds: float) -> None:
-        """Sleep what a gradient of `seconds` lacks."""
+        """A gradient has taken `seconds`: sleep until it has taken as long as it should."""
         if self.any:
             pause(seconds * (self.factor() - 1), self.poll)
 

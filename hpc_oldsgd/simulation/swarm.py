@@ -45,6 +45,7 @@ class Swarm(Runner):
         transport.running = flats[0].running(*flats[1:])
         super().__init__(X, algorithm, transport)
         self.models, self.optimizers, self.flats = list(models), list(optimizers), flats
+        self.flat = flats[0]  # all are laid out alike
         self._g = X if G is None else G
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,19 +21,13 @@ from ..algorithms import Algorithm
 from ..cli.fields import dashed, options
 from ..errors import UserError
 from ..runs import reader
-from ..runs.folder import clean
+from ..runs.identity import described, same_iterates
 from ..runs.reader import Run
+from ..runs.spec import Spec
 from ..tasks import Task
 from ..training.options import RunOptions, SimulateOptions
 
 DIVERGED = "diverged"  # a file in the folder of a run that no more steps will mend
-SAME = (
-    "topology", "weights", "partition", "optimizer", "momentum", "weight_decay", "buffers", "wire",
-    "seed", "bn", "late",
-)  # fmt: skip
-PACE = ("slow", "jitter")  # tell runs apart where the time is what it was
-LATE = ("late_wait", "staleness", "c", "degree_aware", *PACE)  # and where iterates follow it
-DEFAULTS = json.loads(json.dumps(clean(dataclasses.asdict(SimulateOptions()))))
 ROWS = 20  # of a run that is not told how often to measure
 SHOWN = ("task", "algorithm", "topology", "partition", "agents", "alpha", "iterations", "target")
 
@@ -55,24 +48,21 @@ class Cell:
         return self.algorithm.tau
 
     @property
+    def spec(self) -> Spec[SimulateOptions]:
+        return Spec(self.config, self.algorithm, self.task)
+
+    @property
     def alpha(self) -> float:
-        return self.config.alpha or self.task.default_alpha
+        return self.spec.alpha
 
     @property
     def iterations(self) -> int:
-        return self.config.iterations or self.task.default_iterations
+        return self.spec.iterations
 
     @property
     def key(self) -> str:
         """The same for runs with the same iterates."""
-        content = {
-            "options": dataclasses.asdict(self.config),
-            "algorithm": {"name": self.algorithm.name, **self.algorithm.options()},
-            "task": {"name": self.task.name, **dataclasses.asdict(self.task)},
-            "agents": self.n,
-            "alpha": self.alpha,
-        }
-        return key_of(content, self.mpi)
+        return same_iterates(described(self.spec, self.n), self.mpi)
 
     @property
     def folder(self) -> str:
@@ -131,24 +121,13 @@ class Shelf:
         """Not one that a crash has torn, which is made again, nor another program's."""
         with contextlib.suppress(UserError, LookupError, TypeError, AttributeError):
             for run in reader.read_one(path):
-                self._runs.setdefault(key_of(run.config, run.clock == "wall"), []).append(run)
+                key = same_iterates(run.config, mpi=run.clock == "wall")
+                self._runs.setdefault(key, []).append(run)
 
     def find(self, cell: Cell) -> Run | None:
         """One that is done if there is any, else the longest."""
         same = self._runs.get(cell.key, [])
         return max(same, key=lambda run: (cell.done(run), _worth(run)), default=None)
-
-
-def key_of(config: dict[str, Any], mpi: bool) -> str:
-    """From config.json or what will become one."""
-    known = json.loads(json.dumps(clean(config)))
-    task = {k: v for k, v in known["task"].items() if not k.endswith("_dir")}
-    given = {**DEFAULTS, **known["options"]}  # an older run lacks newer options
-    names = SAME + (LATE if given["late"] == "reuse" else PACE if mpi else ())
-    same = {k: given[k] for k in names}
-    agents, alpha = known["agents"], known["alpha"]
-    parts = [known["algorithm"], task, same, agents, alpha, mpi]
-    return json.dumps(parts, sort_keys=True)
 
 
 def first(run: Run, target: float, name: str, direction: str) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from .. import algorithms, cli, tasks
@@ -18,10 +17,11 @@ from ..cli.fields import dashed, flags
 from ..errors import Diverged, UserError
 from ..plot import curves, style
 from ..runs import folder as run_folder
-from ..runs import session
+from ..runs.backend import Stacked
 from ..runs.reader import Run
+from ..runs.session import Session
+from ..runs.spec import Spec, take_tau_auto
 from ..tasks import Task
-from ..training import tau_auto
 from ..training.options import SimulateOptions
 
 PROG = "hpc_oldsgd.simulate"
@@ -31,16 +31,10 @@ Rows = list[dict[str, Any]]
 
 def compare(argv: list[str]) -> Path:
     """Algorithm options such as --tau and --eta-s go to those that have them."""
-    from ..simulate import Simulation
-
-    if tau_auto.take(argv)[1]:
+    if take_tau_auto(argv)[1]:
         raise UserError("--algorithm all compares the algorithms at one tau: give --tau a number")
     config, chosen, task = read_options(argv)  # all of them, before anything is written
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    path = config.out or session.folder_for(
-        dataclasses.replace(config, algorithm="all"), config.agents
-    )
+    path = run_folder.folder_for(dataclasses.replace(config, algorithm="all"), config.agents)
     run_folder.prepare(path, config.overwrite)
     results: dict[str, Rows] = {}
     notes: dict[str, str] = {}
@@ -48,12 +42,12 @@ def compare(argv: list[str]) -> Path:
     bar = tqdm(chosen.items(), disable=not sys.stderr.isatty())
     for name, algorithm in bar:
         bar.set_description(name)
-        simulation = None
+        session = None
         try:
-            simulation = Simulation(config, algorithm, task)
-            results[name] = simulation.run()
+            session = Session(Spec(config, algorithm, task), Stacked(config), in_folder=False)
+            results[name] = session.run()
         except Diverged:
-            results[name] = [] if simulation is None else simulation.training.rows
+            results[name] = [] if session is None else session.loop.rows
             notes[name] = "diverged"
         except UserError as error:  # --late reuse, say, fits those with neighbours alone
             results[name], notes[name] = [], str(error)

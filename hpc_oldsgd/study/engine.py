@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import ctypes
-import io
 import multiprocessing
 import os
 import queue
@@ -29,10 +28,12 @@ from typing import Any, Literal
 
 from tqdm import tqdm
 
-from ..cli.console import Console
 from ..errors import Diverged, UserError
 from ..runs import reader
+from ..runs.backend import Stacked
 from ..runs.reader import Run
+from ..runs.session import Session
+from ..runs.spec import Spec
 from ..tasks import Task
 from .cells import DIVERGED, Cell, Shelf
 from .plans import StudyOptions
@@ -102,29 +103,27 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
     """Of one agent's gradient and all around it, and of one measurement, in this process."""
     import torch
 
-    from ..simulate import Simulation
-
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     short = replace(cell.config, iterations=10**6, target=None, eval_every=10**6, eval_samples=1)
-    simulation = Simulation(short, cell.algorithm, copy.copy(cell.task))
-    simulation.swarm.start()
-    training = simulation.training
+    spec = Spec(short, cell.algorithm, copy.copy(cell.task))
+    session = Session(spec, Stacked(short), in_folder=False)
+    session.runner.start()
     start = 0.0
     for k in range(steps + 1):
         if k == 1:
             start = time.perf_counter()
-        training.gradients()
-        simulation.swarm.step()
+        session.loop.gradients()
+        session.runner.step()
     seconds = (time.perf_counter() - start) / steps / cell.n
-    model, samples, task = simulation.swarm.models[0], cell.config.eval_samples, training.task
+    model, samples, task = session.models[0], cell.config.eval_samples, spec.task
     for split in SPLITS:  # the first time reads the data
         task.evaluate(model, split, samples)
     start = time.perf_counter()
     for split in SPLITS:
         task.evaluate(model, split, samples)
     row_s = time.perf_counter() - start
-    simulation.swarm.finish()
+    session.runner.finish()
     torch.set_num_threads(threads)
     return seconds, row_s
 
@@ -240,11 +239,10 @@ def _in_process(cell: Cell, path: Path) -> None:
     run_one(replace(cell, task=task), path, _ticks.put)
 
 
-class _Counter(Console):
-    """Passes on the steps, and says nothing."""
+class _Counter:
+    """Passes on how many gradients are done, now and then."""
 
     def __init__(self, cell: Cell, progress: Progress) -> None:
-        super().__init__("study", shown=False)
         self.cell, self.progress = cell, progress
         self.told, self.next = 0, time.perf_counter()
 
@@ -261,19 +259,17 @@ class _Counter(Console):
 
 def run_one(cell: Cell, path: Path, progress: Progress = lambda steps: None) -> None:
     """As `simulate --resume auto` does it. A run that ends early has done its share."""
-    from ..simulate import run
-
     counter = _Counter(cell, progress)
     if _done(cell, path):  # by another study that shares the folder, meanwhile
         counter.tell(cell.iterations)
         return
     _clear_unfit(cell, path)
-    config = replace(cell.config, out=path, resume="auto")
-    with contextlib.redirect_stdout(io.StringIO()):
-        try:
-            run(config, cell.algorithm, cell.task, console=counter)
-        except Diverged:
-            (path / DIVERGED).touch()
+    options = replace(cell.config, out=path, resume="auto")
+    spec = Spec(options, cell.algorithm, cell.task)
+    try:
+        Session(spec, Stacked(options), on_step=counter.step).run()
+    except Diverged:
+        (path / DIVERGED).touch()
     shutil.rmtree(path / "checkpoints", ignore_errors=True)  # nothing goes on from here
     counter.tell(cell.iterations)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..runs.reader import Run
-from ..runs.session import make_topology
+from ..runs.spec import make_topology
 from ..simulation.clock import Times
 from ..simulation.trajectory import trajectory
 from .cells import Cell

@@ -51,27 +51,29 @@ class Training:
         workers: Sequence[Worker],
         iterations: int,
         *,
+        control: Control | None = None,
+        checkpoints: Checkpoints | None = None,
+        rows: Sequence[dict[str, Any]] = (),
+        data_of: int | None = None,
+        together: Together | None = None,
+        drag: Drag | None = None,
         on_row: Callable[[dict[str, Any]], None] = lambda row: None,
         on_step: Callable[[int], None] = lambda t: None,
         say: Callable[[str], None] = lambda text: None,
         signals: Inbox | None = None,
-        drag: Drag | None = None,
     ) -> None:
+        """`rows`: those of the run it goes on from; `data_of`: agents the data was dealt to;
+        `together` takes all gradients in one pass; `drag` makes them slower."""
         self.config, self.task, self.runner = config, task, runner
         self.workers, self.iterations = list(workers), iterations
         self.on_row, self.on_step, self.say = on_row, on_step, say
         self.signals = signals or Inbox()
-        self.drag = drag
-        late = config.late_policy()
-        # Who may run ahead of a neighbour must not stand waiting for its vote instead.
-        self.control = Control(runner.transport, 1 + late.staleness if late else 1)
-        self.checkpoints: Checkpoints | None = None
-        self.rows: list[dict[str, Any]] = []
-        self.together: Together | None = None
-        """Takes all gradients in one pass."""
+        self.control = control or Control(runner.transport)
+        self.checkpoints = checkpoints
+        self.rows = list(rows)
+        self.data_of = data_of or runner.transport.n
+        self.together, self.drag = together, drag
         self.diverged_at: int | None = None  # the iteration
-        self.data_of = runner.transport.n
-        """How many agents the data was dealt to."""
         self.stopped = False
         """A signal ended the run before its time."""
         self.reached = False
@@ -99,7 +101,7 @@ class Training:
             runner.step()
             self.on_step(runner.t)
         if self.diverged_at is not None:
-            raise Diverged(self._epitaph())
+            raise Diverged(self._why_diverged())
         if keeper is not None:  # first: measuring the whole test set may take long
             with runner.transport.status.doing("checkpointing"):
                 keeper.settle()
@@ -231,7 +233,7 @@ class Training:
             self._pass_on_messages()
         runner.stop()
 
-    def _epitaph(self) -> str:
+    def _why_diverged(self) -> str:
         return (
             f"the loss is not finite or exploded near iteration {self.diverged_at}: a smaller "
             f"--alpha or more mixing may help; {self._last_checkpoint()}"
@@ -265,8 +267,13 @@ class Training:
 
     # -- after the loss of an agent ------------------------------------------------------------
 
-    def regroup(self, i: int) -> None:
+    def take_data(self, shard: Shard, of: int) -> None:
+        """This process's agent goes on with another part of the data, dealt to `of` agents."""
+        self.workers[0].shard, self.data_of = shard, of
+
+    def regroup(self, i: int, rows: Sequence[dict[str, Any]]) -> None:
         """This process's agent is number i of fewer; whatever the dead had a part in is dropped."""
+        self.rows[:] = rows
         self.workers[0].i = i
         self.control.drop()
         self._resumed_at, self._start_saved = -1, False

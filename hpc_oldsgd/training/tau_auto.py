@@ -10,14 +10,12 @@ import bisect
 import dataclasses
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from .. import cli
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..runtime.plain import Plain
@@ -49,22 +47,6 @@ class Bounds:
                 f"--tau {text}: write a number, auto, or auto:LOW-HIGH as in auto:2-40, from 1 up"
             )
         return cls(int(match[1]), int(match[2]))
-
-
-def take(argv: Sequence[str]) -> tuple[list[str], str]:
-    """The command line without its `--tau auto`, and what that said; nothing if it has none."""
-    said = cli.values_of(argv, "tau")
-    if not said or not said[0].startswith("auto"):
-        return list(argv), ""
-    Bounds.parse(said[0])
-    rest: list[str] = []
-    words = iter(argv)
-    for word in words:
-        if word == "--tau":
-            next(words, None)
-        elif not word.startswith("--tau="):
-            rest.append(word)
-    return rest, said[0]
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,15 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import mixing
 import pytest
 import torch
-from mixing import PAIR_NAMES, PAIRS, Case, same
 from torch import Tensor
 
 from hpc_oldsgd import ops
 from hpc_oldsgd.ops import reference
 from hpc_oldsgd.ops.checks import CODE
+from support import mix_inputs
+from support.mix_inputs import PAIR_NAMES, PAIRS, Case, same
 
 Shim = Callable[..., bytes | None]
 FIXED_DEGREE = 64  # kMaxFixedDegree of mix.h
@@ -101,22 +101,22 @@ def check(shim: Shim, c: Case, fresh: Callable[[], Case] | None = None) -> None:
 def test_kernel_on_the_host(shim_mix: Shim, model: torch.dtype, wire: torch.dtype) -> None:
     for n in (0, 1, 7, 8, 1003):
         for degree in (0, 1, 2, 3, 8, FIXED_DEGREE, FIXED_DEGREE + 2):
-            check(shim_mix, mixing.case(model, wire, n, degree))
+            check(shim_mix, mix_inputs.case(model, wire, n, degree))
 
 
 @pytest.mark.parametrize(("model", "wire"), [PAIRS[4], PAIRS[5]], ids=PAIR_NAMES[4:6])
 def test_grid_stride(shim_mix: Shim, model: torch.dtype, wire: torch.dtype) -> None:
-    check(shim_mix, mixing.case(model, wire, 1_000_003, 2))
+    check(shim_mix, mix_inputs.case(model, wire, 1_000_003, 2))
 
 
 @pairs
 def test_misaligned(shim_mix: Shim, model: torch.dtype, wire: torch.dtype) -> None:
-    c = mixing.case(model, wire, 701, 2)
+    c = mix_inputs.case(model, wire, 701, 2)
     for off in range(3):  # one buffer at a time is off by an element
 
         def fresh(off: int = off) -> Case:
             def at(t: Tensor, k: int) -> Tensor:
-                return mixing.buffer(t.numel(), t.dtype, t, int(off == k))
+                return mix_inputs.buffer(t.numel(), t.dtype, t, int(off == k))
 
             near = [at(c.neighbours[0], 2), c.neighbours[1]]
             return Case(at(c.x, 0), at(c.y, 1), near, c.weights, at(c.acc, 0))
@@ -126,7 +126,7 @@ def test_misaligned(shim_mix: Shim, model: torch.dtype, wire: torch.dtype) -> No
 
 @pairs
 def test_special_values(shim_mix: Shim, model: torch.dtype, wire: torch.dtype) -> None:
-    x, y = mixing.special(model), mixing.special(wire)
+    x, y = mix_inputs.special(model), mix_inputs.special(wire)
     c = Case(x, y, [y.flip(0), y.roll(3)], [0.5, 0.25, 0.25], x.roll(1), 0.125)
     a, b = c.copy(), c.copy()
     run(shim_mix, ops.GRADIENT, a, snapshot=True)
@@ -135,7 +135,7 @@ def test_special_values(shim_mix: Shim, model: torch.dtype, wire: torch.dtype) -
 
 
 def test_a_missing_table_is_refused(shim_mix: Shim) -> None:
-    c = mixing.case(torch.float32, torch.float32, 8, FIXED_DEGREE + 1)
+    c = mix_inputs.case(torch.float32, torch.float32, 8, FIXED_DEGREE + 1)
     weights = (ctypes.c_double * (FIXED_DEGREE + 2))(*c.weights)
     list_of = (ctypes.c_void_p * (FIXED_DEGREE + 1))(*(v.data_ptr() for v in c.neighbours))
     one = CODE[torch.float32]

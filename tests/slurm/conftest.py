@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster, why_not
+
+from support.slurm_cluster import Cluster, why_not
 
 
 @pytest.fixture(scope="session")

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster
-from small_data import write_bpe, write_wikitext
 
 from hpc_oldsgd import algorithms
+from support.data_files import write_bpe, write_wikitext
+from support.slurm_cluster import ROOT, Cluster
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(700)]
 

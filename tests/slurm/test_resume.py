@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 
 import pytest
-from cluster import ROOT, Cluster, Job
 from safetensors.numpy import load_file
+
+from support.slurm_cluster import ROOT, Cluster, Job
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(700)]
 

@@ -7,6 +7,7 @@ import ctypes
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -93,7 +94,7 @@ class MpiTransport(Transport):
                 stacklevel=2,
             )
         self.board: Board | None = None
-        """Where a late rank left what it was doing; the owner of a run's folder sets it."""
+        """Where a late rank left what it was doing."""
         self.wire = wire
         self.timeout_s = timeout_s
         self.largest_message_bytes = largest_message_bytes
@@ -166,6 +167,20 @@ class MpiTransport(Transport):
         """Blocking: all ranks leave at about the same time, which is returned."""
         self.everywhere(0.0).result()
         return time.perf_counter()
+
+    def watch(self, run: Path) -> None:
+        """Leave this rank's status in the run's folder, where the others find it when it is late.
+
+        Without a limit on waits nobody would look.
+        """
+        self.stop_watching()
+        if self.timeout_s is not None:
+            self.board = Board(run, self.rank, self.n, self.status, self.timeout_s)
+
+    def stop_watching(self) -> None:
+        if self.board is not None:
+            self.board.close()
+            self.board = None
 
     def gather_text(self, text: str) -> list[str]:
         return gather_text(self.comm, text, self.timeout_s)

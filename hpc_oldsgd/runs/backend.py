@@ -1,0 +1,190 @@
+"""Where the agents of a run live: all in this process, or one in each rank (mpi_backend.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..algorithms import Algorithm
+from ..checkpoints.store import Checkpoint
+from ..runtime.agent import Agent
+from ..runtime.sgd import Optimizer
+from ..simulation.clock import Clock
+from ..simulation.slowdown import Drag
+from ..simulation.stacked import StackedTransport
+from ..simulation.swarm import Swarm
+from ..simulation.vmap_gradients import Together
+from ..tasks import Task
+from ..topology import Topology
+from ..training import tau_auto
+from ..training.loop import Worker
+from ..training.options import SimulateOptions
+
+if TYPE_CHECKING:
+    from .session import Session
+
+T = TypeVar("T")
+
+
+class Backend(ABC):
+    """What differs between `train` and `simulate`."""
+
+    kind: str
+    """As the manifest of a checkpoint names it."""
+    time_unit: str
+    n: int
+    here: Sequence[int]
+    """The agents of this process."""
+    part: int
+    parts: int
+    """Which file of a checkpoint this process writes, and how many there are."""
+    device: torch.device
+    title = ""
+    """What the title of a run says besides."""
+    where = ""
+    """What its first line says besides."""
+    took_over = False
+    """Whether this process speaks for a rank 0 that has died."""
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the run's folder."""
+        return self.here[0] == 0
+
+    @abstractmethod
+    def check(self, step: Callable[[], T]) -> T:
+        """Run a step in all processes. Collective: a UserError of one is raised by all."""
+
+    @abstractmethod
+    def gather(self, text: str) -> list[str]:
+        """Every process's text. Collective."""
+
+    def alone(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, an error of one process ends all of them."""
+        return contextlib.nullcontext()
+
+    @abstractmethod
+    def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
+        """Checks of its own, in `check`: the algorithm with its tau, and why if it was chosen."""
+
+    @abstractmethod
+    def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
+        """Which files of a checkpoint this process reads."""
+
+    @abstractmethod
+    def make_runner(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        algorithm: Algorithm,
+        topology: Topology,
+    ) -> Agent | Swarm: ...
+
+    def make_together(self, task: Task, workers: Sequence[Worker]) -> Together | None:
+        """Where all gradients are taken in one pass."""
+        return None
+
+    def make_drag(self, runner: Agent | Swarm) -> Drag | None:
+        """What makes the agents of this process slow, where real time does not suffice."""
+        return None
+
+    @abstractmethod
+    def ready(self, session: Session) -> None:
+        """The loop is made and the run has not begun."""
+
+    @abstractmethod
+    def run(self, session: Session) -> None:
+        """The rounds. Raises Diverged, in every process alike."""
+
+    @abstractmethod
+    def finish(self, session: Session) -> None:
+        """Every flight ends here, and files that need all processes are written. Collective."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Wait for all processes, as the last thing."""
+
+    def about_transport(self, runner: Agent | Swarm) -> dict[str, Any]:
+        """For config.json."""
+        return {}
+
+    def about_end(self) -> dict[str, Any]:
+        """For summary.json."""
+        return {}
+
+
+class Stacked(Backend):
+    """All agents in this process, in simulated time."""
+
+    kind, time_unit = "simulate", "units"
+    part, parts = 0, 1
+    device = torch.device("cpu")
+
+    def __init__(self, options: SimulateOptions) -> None:
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self.options, self.n, self.here = options, options.agents, range(options.agents)
+        self.title = f"c = {options.c:g}, "
+
+    def check(self, step: Callable[[], T]) -> T:
+        return step()
+
+    def gather(self, text: str) -> list[str]:
+        return [text]
+
+    def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
+        self._clock()
+        if not self.options.auto_tau:
+            return algorithm, ""
+        options = self.options
+        choice = tau_auto.choose(
+            algorithm, topology, options.c, tau_auto.Bounds.parse(options.auto_tau),
+            margin=tau_auto.MARGIN if options.jitter else 1.0,
+            speed=np.array(options.speeds()), degree_aware=options.degree_aware,
+        )  # fmt: skip
+        chosen = dataclasses.replace(algorithm, tau=choice.tau)
+        return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
+
+    def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
+        return list(range(found.count))
+
+    def make_runner(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        algorithm: Algorithm,
+        topology: Topology,
+    ) -> Swarm:
+        options = self.options
+        wire = options.wire_dtype(next(models[0].parameters()).dtype)
+        transport = StackedTransport(topology, self._clock(), wire, options.late_policy())
+        return Swarm(models, optimizers, algorithm, transport, buffers=options.buffers)
+
+    def make_together(self, task: Task, workers: Sequence[Worker]) -> Together | None:
+        return Together(task, workers) if self.options.gradients == "together" else None
+
+    def ready(self, session: Session) -> None:
+        pass
+
+    def run(self, session: Session) -> None:
+        if not session.runner.started:
+            session.runner.start()
+        session.loop.run()
+
+    def finish(self, session: Session) -> None:
+        session.runner.finish()
+
+    def leave(self) -> None:
+        pass
+
+    def _clock(self) -> Clock:
+        options = self.options
+        speed = np.array(options.speeds())
+        return Clock(self.n, options.c, speed, options.jitter, options.degree_aware, options.seed)

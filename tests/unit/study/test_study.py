@@ -1,0 +1,334 @@
+"""Studies: runs are made once, count wherever they came from, and fit every clock."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hpc_oldsgd import algorithms, cli, simulate, tasks
+from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.plot import style
+from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runs.identity import same_iterates
+from hpc_oldsgd.runs.spec import Spec
+from hpc_oldsgd.study import __main__ as study
+from hpc_oldsgd.study import engine, paper, plans, replay, speedup
+from hpc_oldsgd.study.cells import Cell, Shelf, first
+from hpc_oldsgd.study.report import Report
+from hpc_oldsgd.training.options import SimulateOptions
+from support.simulated_runs import in_memory
+from support.study_cells import cell
+
+TINY = ["--task", "logistic", "--agents", "3", "--iterations", "20", "--jobs", "1"]
+TARGET = ["--target", "0.2"]
+
+
+def tiny(out: Path, *more: str) -> None:
+    words = ["--algorithm", "oldsgd", "ldsgd", "--tau", "2", "--partition", "iid"]
+    study.main(["speedup", *TINY, *TARGET, *words, "--out", str(out), *more])
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("name", ["oldsgd", "kgt", "lugt", "lsgd", "co2"])
+def test_replayed_times_are_those_of_a_run_at_that_clock(name: str, tmp_path: Path) -> None:
+    once = cell(name)
+    engine.run_one(once, tmp_path / "run")
+    (run,) = reader.read([tmp_path / "run"])
+    clocks: list[dict[str, Any]] = [{"c": 0.3}, {"c": 5.0, "slow": ("1:2.5",)}]
+    if name == "oldsgd":
+        clocks.append({"c": 2.0, "degree_aware": True})
+    for clock in clocks:
+        again = cell(name, **clock)
+        expected = in_memory(again.spec).run()
+        timed = replay.at(once, run, **clock)
+        assert timed.values("time") == pytest.approx([row["time"] for row in expected])
+        assert timed.values("train_loss") == [row["train_loss"] for row in expected]
+        assert again.key == once.key, "the clock makes no other run"
+
+
+def test_another_run_has_another_key() -> None:
+    changes = [{"seed": 1}, {"alpha": 0.5}, {"partition": "label:0.7"}, {"topology": "complete"}]
+    keys = {cell(**change).key for change in changes}
+    keys |= {cell().key, cell("ldsgd").key, cell(tau=3).key, cell(agents=4).key}
+    keys.add(dataclasses.replace(cell(), mpi=True).key)
+    keys.add(dataclasses.replace(cell(slow=("1:2",)), mpi=True).key)  # it sleeps
+    late: dict[str, Any] = {"late": "reuse"}
+    keys |= {cell(bn="recalibrate").key, cell(**late).key, cell(**late, late_wait=0.0).key}
+    keys |= {cell(**late, c=5.0).key, cell(**late, slow=("1:2",)).key}
+    assert len(keys) == 15
+
+
+def test_a_run_of_an_older_version_lacks_options_that_are_at_their_defaults() -> None:
+    made = cell()
+    options = dataclasses.asdict(made.config)
+    for name in ("bn", "late", "late_wait", "slow"):
+        del options[name]
+    content = {"options": options, "agents": 3, "alpha": made.alpha}
+    content["algorithm"] = {"name": "oldsgd", **made.algorithm.options()}
+    content["task"] = {"name": "logistic", **dataclasses.asdict(made.task)}
+    assert same_iterates(content, False) == made.key
+
+
+def test_a_run_is_made_once_and_a_torn_one_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(style, "available", lambda: False)
+    tiny(tmp_path)
+    assert "2 of 2 runs to go" in capsys.readouterr().out
+    made: list[str] = []
+    run_one = engine.run_one
+
+    def counted(cell: Cell, *args: Any) -> None:
+        made.append(cell.algorithm.name)
+        run_one(cell, *args)
+
+    monkeypatch.setattr(engine, "run_one", counted)
+    tiny(tmp_path)
+    assert made == [] and "to go" not in capsys.readouterr().out
+    (torn,) = (tmp_path / "runs").glob("ldsgd*")
+    (torn / "summary.json").unlink()
+    lines = (torn / "metrics.jsonl").read_text()
+    (torn / "metrics.jsonl").write_text(lines[: len(lines) // 2])
+    tiny(tmp_path)
+    assert made == ["ldsgd"]
+    assert first(reader.read([torn])[0], 0.2, "test_accuracy", "max")
+    (torn / "config.json").unlink(), (torn / "metrics.jsonl").unlink()
+    (torn / "summary.json").unlink()
+    (torn / ".metrics.77").touch()
+    tiny(tmp_path)
+    assert made == ["ldsgd", "ldsgd"]
+    (torn / "config.json").write_text("")  # a power cut
+    tiny(tmp_path)
+    assert made == ["ldsgd", "ldsgd", "ldsgd"]
+    (torn / "metrics.jsonl").write_bytes(b"\0\0\n{}\n")
+    tiny(tmp_path)
+    assert made == ["ldsgd"] * 4
+
+
+def test_runs_by_hand_count_whatever_their_c(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--task", "logistic", "--agents", "3", "--alpha", "0.05", "--tau", "2", "--c", "7"]
+    words += ["--iterations", "20", "--eval-samples", "500"]
+    for name in ("oldsgd", "ldsgd"):
+        out = ["--algorithm", name, "--out", str(tmp_path / "mine" / name)]
+        monkeypatch.setattr(sys, "argv", ["simulate", *words, *out])
+        simulate.main()
+    tiny(tmp_path / "out", "--also", str(tmp_path / "mine"))
+    assert "to go" not in capsys.readouterr().out
+    lines = rows(tmp_path / "out" / "speedup" / "speedup.csv")
+    assert [(r["algorithm"], r["c"]) for r in lines] == [
+        ("oldsgd", "1.0"), ("ldsgd", "1.0"), ("oldsgd", "5.0"), ("ldsgd", "5.0"),
+    ]  # fmt: skip
+    iterations, slow = float(lines[1]["iterations"]), float(lines[3]["time"])
+    assert float(lines[1]["time"]) == iterations * 1.5, "tau + c for two steps"
+    assert slow == iterations * 3.5
+    assert float(lines[3]["speed-up"]) == slow / float(lines[2]["time"])
+
+
+def test_a_run_ends_at_its_target(tmp_path: Path) -> None:
+    early = cell(iterations=400, target=0.3)
+    engine.run_one(early, tmp_path / "run")
+    (run,) = reader.read([tmp_path / "run"])
+    at = first(run, 0.3, "test_accuracy", "max")
+    assert at is not None and run.rows[-1]["iteration"] <= at["iteration"] + 3 * early.tau
+    assert early.done(run) and run.ended
+    assert not cell(iterations=400, target=0.99).done(run)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_diverged_run_is_done_and_told(tmp_path: Path) -> None:
+    words = ["--algorithm", "oldsgd", "ldsgd", "--tau", "2", "--partition", "iid"]
+    words += ["--alpha", "1e30", "--target", "0.999", "--out", str(tmp_path)]
+    study.main(["speedup", *TINY, *words])
+    report = (tmp_path / "speedup" / "report.md").read_text()
+    assert "Diverged: oldsgd (iid, tau 2), ldsgd (iid, tau 2)." in report
+    assert engine.unfinished([], Shelf([tmp_path])) == []
+    assert len(list(tmp_path.rglob("diverged"))) == 2
+
+
+def test_report_stands_beside_the_paper(tmp_path: Path) -> None:
+    tiny(tmp_path, "--c", "1", "5", "2")
+    folder = tmp_path / "speedup"
+    text, page = (folder / "report.md").read_text(), (folder / "report.html").read_text()
+    for said in ("paper 1.23", "paper 1.26", "What differs", "1,438 training images"):
+        assert said in text and said in page
+    assert "target: 0.2 test accuracy;" in text
+    assert page.count("data:image/png;base64,") == 1 and 'src="http' not in page
+    for name in ("speedup.png", "speedup.svg", "by_tau.csv"):
+        assert (folder / name).stat().st_size
+    assert not (folder / "by_tau.png").exists(), "of one tau there is no line"
+    commands = (folder / "commands.sh").read_text()
+    assert "python -m hpc_oldsgd.simulate --algorithm ldsgd --task logistic" in commands
+    ours = [r for r in rows(folder / "speedup.csv") if r["algorithm"] == "ldsgd"]
+    assert [r["paper, VGG11"] for r in ours] == ["1.23", "1.26", ""]
+    off = float(ours[0]["speed-up"]) / 1.23 - 1
+    assert ours[0]["against VGG11"] == f"{off:+.0%}"
+
+
+def test_a_page_takes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "docs" / "results.md"
+    page.parent.mkdir()
+    begin, end = "<!-- speed-up-logistic: begin -->", "<!-- speed-up-logistic: end -->"
+    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    words = ["speedup", *TINY, *TARGET, "--algorithm", "oldsgd", "ldsgd", "--tau", "2"]
+    words += ["--partition", "iid", "--out", str(tmp_path / "out"), "--write", str(page)]
+    monkeypatch.setattr(sys, "argv", ["study", *words])
+    for _ in range(2):
+        study.main(words)
+        text = page.read_text()
+        assert text.startswith(f"before\n{begin}\n") and text.endswith(f"{end}\nafter\n")
+        assert "old\n" not in text.replace("oldsgd", "") and text.count(begin) == 1
+    assert f"{begin}\n\n    python -m hpc_oldsgd.study speedup --task" in text
+    assert "--target 0.2 --algorithm oldsgd ldsgd --tau 2 --partition iid\n" in text
+    assert str(tmp_path) not in text and "paper 1.23" in text and "cores of" in text
+    assert (page.parent / "figures" / "speed-up-logistic-speedup.png").stat().st_size
+    assert "(figures/speed-up-logistic-speedup.png)" in text
+    page.write_text("nothing\n")
+    with pytest.raises(SystemExit) as stop:
+        study.main(words)
+    assert stop.value.code == 2
+
+
+def test_commands_name_the_launcher() -> None:
+    over_mpi = dataclasses.replace(cell(), mpi=True)
+    report = Report("x", [], [over_mpi], "srun --mpi=pmix -n {n}")
+    start = "srun --mpi=pmix -n 3 python -m hpc_oldsgd.train --algorithm oldsgd"
+    assert start in report.commands(Path("runs"))
+
+
+def test_the_papers_numbers() -> None:
+    assert paper.speedup("iid", "lsgd", "GPT-2", 5.0) == 3.32
+    assert paper.speedup("label:0.7", "kgt", "ResNet18", 1.0) == 2.63
+    assert paper.speedup("label:0.7", "lsgd", "VGG11", 1.0) is None
+    assert paper.speedup("iid", "ldsgd", "VGG11", 3.0) is None
+    assert (paper.SCALING["VGG11"], paper.SCALING["ResNet18"]) == (14, 13)
+
+
+def test_the_best_tau_is_the_first_at_the_target() -> None:
+    def line(name: str, tau: int, time: float | None) -> dict[str, Any]:
+        return {"algorithm": name, "tau": tau, "iterations": time, "time": time}
+
+    ours = [line("oldsgd", 1, 50), line("oldsgd", 5, 20)]
+    others = [line("ldsgd", 1, None), line("ldsgd", 5, 30), line("olgt", 5, None)]
+    best = speedup.summary("iid", 1.0, [*ours, *others], "cifar10-vgg11")
+    assert [(r["algorithm"], r["best tau"], r["speed-up"]) for r in best] == [
+        ("oldsgd", 5, 1.0), ("ldsgd", 5, 1.5), ("olgt", None, None),
+    ]  # fmt: skip
+    assert best[1]["against VGG11"] == "+22%"
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_runs(tmp_path: Path) -> None:
+    tiny(tmp_path / "one")
+    tiny(tmp_path / "two", "--jobs", "2")
+    for path in (tmp_path / "one" / "runs").iterdir():
+        (a,), (b,) = reader.read([path]), reader.read([tmp_path / "two" / "runs" / path.name])
+        assert a.values("train_loss") == b.values("train_loss")
+
+
+@pytest.mark.slow
+def test_over_mpi_time_is_wall_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    words = ["--algorithm", "oldsgd", "--tau", "2", "--partition", "iid", "--agents", "2"]
+    words += ["--mpi", "--out", str(tmp_path), *TARGET]
+    study.main(["speedup", *TINY, *words])
+    (line,) = rows(tmp_path / "speedup" / "speedup.csv")
+    assert float(line["time"]) > 0 and line["c"] == "" and line["speed-up"] == "1.0"
+    assert "wall time over MPI" in (tmp_path / "speedup" / "report.md").read_text()
+    assert "1 of 1 runs to go" in capsys.readouterr().out
+    study.main(["speedup", *TINY, *words])
+    assert "to go" not in capsys.readouterr().out
+    study.main(["stragglers", *TINY, *words, "--factor", "20"])
+    assert "1 of 2 runs to go" in capsys.readouterr().out  # the other one is the speed-up's
+    (line,) = rows(tmp_path / "stragglers" / "stragglers.csv")
+    assert line["c"] == "" and float(line["slowed down"]) > 1.5
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--task", "digit"), "did you mean digits?"),
+        (("--algorithm", "sgd"), "There is no algorithm 'sgd'"),
+        (("--tau", "0"), "--tau must be at least 1."),
+        (("--every", "0"), "--every must be at least 1."),
+        (("--options=--batchnom",), "Unknown option --batchnom"),
+        (("--mpi", "--launcher", "mpirun"), "--launcher needs {n}"),
+        (("--options=--c 7",), "--options cannot set --c: a study times its runs itself"),
+        (("--options=--slow 0:3",), "study stragglers slow agents"),
+        (("--options=--late reuse",), "--options cannot set --late reuse"),
+        (("--mpi", "--options=--degree-aware"), "--options cannot set --degree-aware"),
+    ],
+)
+def test_bad_input_is_one_line(
+    args: tuple[str, ...], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        study.main(["speedup", *args])
+    assert stop.value.code == 2
+    told = capsys.readouterr().err
+    assert says in told and told.count("\n") == 1
+
+
+def test_options_of_simulate_reach_every_run() -> None:
+    words = ["--options=--batchnorm --topology torus", "--agents", "4"]
+    grid = plans.Grid(cli.parse(speedup.Options, words))
+    made = grid.cell("oldsgd", 5)
+    assert made is not None and made.config.topology == "torus"
+    assert made.task.batchnorm and made.config.gradients == "each"  # type: ignore[attr-defined]
+    assert made.config.eval_samples == 300 and made.config.eval_every == 1  # the plan's
+    told = plans.Grid(cli.parse(speedup.Options, ["--options=--eval-every 4 --eval-samples 50"]))
+    made = told.cell("oldsgd", 5)
+    assert made is not None and (made.config.eval_every, made.config.eval_samples) == (4, 50)
+    made = plans.Grid(cli.parse(speedup.Options, ["--every", "20"])).cell("oldsgd", 5)
+    assert made is not None and made.config.eval_every == 4  # rounds
+
+
+def test_a_dry_run_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        tiny(tmp_path / "out", "--dry-run")
+    assert not stop.value.code and not (tmp_path / "out").exists()
+    said = capsys.readouterr().out
+    assert "2 of 2 runs to go, 120 gradients, 10 measurements, about " in said
+    assert "less where runs end at their target" in said
+
+
+def test_a_report_says_what_is_less_than_the_papers() -> None:
+    some = [cell(tau=5, target=0.9)]
+    some[0].config.eval_every = 4
+    said = "; ".join(paper.differences(some, (5,), 1, []))
+    assert "tau: only 5, where the paper takes each algorithm's best of 1, 3, 5, 10" in said
+    assert "measured: every 20 iterations (4 rounds), on at most 20 test samples" in said
+    both = "; ".join(paper.differences([cell(tau=5), cell(tau=40)], plans.TAUS, 1, []))
+    assert "every 5 to 40 iterations (1 round)" in both and "tau: only" not in both
+
+
+def test_gradients_together_are_those_of_each_agent() -> None:
+    """Equal up to rounding for every agent; refused where a model has state of its own."""
+    found: dict[str, Any] = {}
+    for way in ("each", "together"):
+        config = SimulateOptions(
+            task="digits", agents=3, iterations=4, eval_samples=50, gradients=way
+        )  # fmt: skip
+        made = in_memory(Spec(config, algorithms.get("kgt")(tau=2), tasks.get("digits")()))
+        found[way] = made.run()[-1], made.runner.x.clone()
+    (a, x), (b, y) = found["each"], found["together"]
+    assert torch.allclose(x, y, atol=1e-6) and not torch.equal(x[0], x[1])
+    assert b["agent_loss"] == pytest.approx(a["agent_loss"], rel=1e-5)
+    task = tasks.get("digits")(batchnorm=True)
+    config = SimulateOptions(task="digits", agents=3, gradients="together")
+    with pytest.raises(UserError, match="does not fit digits: the model has buffers"):
+        in_memory(Spec(config, algorithms.get("oldsgd")(), task))
