@@ -20,7 +20,8 @@ from hpc_oldsgd.runs.identity import same_iterates
 from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.study import engine, paper, plans, replay, speedup
-from hpc_oldsgd.study.cells import Cell, Shelf, first
+from hpc_oldsgd.study.cells import Cell, Shelf
+from hpc_oldsgd.study.collect import first
 from hpc_oldsgd.study.report import Report
 from hpc_oldsgd.training.options import SimulateOptions
 from support.simulated_runs import in_memory
