@@ -42,7 +42,7 @@ class Options:
 
 
 def newest(run: Path, say: typing.Callable[[str], None]) -> Checkpoint:
-    """A run's newest checkpoint with every shard intact."""
+    """A run's newest checkpoint with every part intact."""
     if not run.is_dir():
         raise UserError(f"there is no run {run}")
     found = store.choose(run, lambda f: list(range(f.count)), lambda text: [text], say)

@@ -175,8 +175,8 @@ def main(options: Options) -> None:
         print("note: alpha is above the rule, so the bound is not proved for it")
 
 
-def _table(rows: dict[str, float]) -> None:
-    for name, value in rows.items():
+def _table(terms: dict[str, float]) -> None:
+    for name, value in terms.items():
         print(f"  {name:<38} {'no limit' if math.isinf(value) else f'{value:.6g}'}")
 
 

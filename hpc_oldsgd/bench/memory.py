@@ -190,7 +190,7 @@ def _loop(options: Options, what: str) -> Callable[[Agent], None]:
             if what == "checkpoint":
                 training.checkpoints = Checkpoints(
                     Path(folder), agent.transport, training.control, Policy(every=2),
-                    shard=agent.rank, count=agent.n, about={"run": {}},
+                    part=agent.rank, count=agent.n, about={"run": {}},
                 )  # fmt: skip
             training.run()
             training.control.settle()

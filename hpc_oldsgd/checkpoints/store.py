@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import write_atomically
-from . import shard_file
-from .shard_file import Unusable, Written
+from . import part_file
+from .part_file import Unusable, Written
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -27,7 +27,7 @@ Gather = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint with a manifest that can be trusted; its shards are still to be checked."""
+    """A checkpoint with a manifest that can be trusted; its parts are still to be checked."""
 
     folder: Path
     manifest: dict[str, Any] = field(repr=False)
@@ -40,21 +40,21 @@ class Checkpoint:
     def count(self) -> int:
         return len(self.manifest["shards"])
 
-    def check(self, shard: int) -> None:
-        if shard >= self.count:
-            raise Unusable(f"it has {self.count} parts, and none for rank {shard}")
-        entry = self.manifest["shards"][shard]
-        shard_file.check(self.folder / entry["file"], Written(entry["sha256"], entry["bytes"]))
+    def check(self, part: int) -> None:
+        if part >= self.count:
+            raise Unusable(f"it has {self.count} parts, and none for rank {part}")
+        entry = self.manifest["shards"][part]
+        part_file.check(self.folder / entry["file"], Written(entry["sha256"], entry["bytes"]))
 
-    def path(self, shard: int) -> Path:
-        return self.folder / str(self.manifest["shards"][shard]["file"])
+    def path(self, part: int) -> Path:
+        return self.folder / str(self.manifest["shards"][part]["file"])
 
-    def read(self, shard: int) -> dict[str, Any]:
-        state: dict[str, Any] = shard_file.read(self.path(shard))
+    def read(self, part: int) -> dict[str, Any]:
+        state: dict[str, Any] = part_file.read(self.path(part))
         return state
 
 
-def shard_name(k: int) -> str:
+def part_name(k: int) -> str:
     return f"rank-{k:05d}.safetensors"
 
 
@@ -109,7 +109,7 @@ def _well_formed(manifest: dict[str, Any]) -> bool:
         and len(manifest["shards"]) > 0
         and all(
             isinstance(entry, dict)
-            and entry.get("file") == shard_name(k)
+            and entry.get("file") == part_name(k)
             and isinstance(entry.get("bytes"), int)
             and isinstance(entry.get("sha256"), str)
             for k, entry in enumerate(manifest["shards"])
@@ -166,14 +166,14 @@ def _is_one(path: Path) -> bool:
 
 def choose(
     path: Path,
-    shards_here: Callable[[Checkpoint], list[int]],
+    parts_here: Callable[[Checkpoint], list[int]],
     gather: Gather,
     say: Callable[[str], None],
     refuse: Callable[[dict[str, Any]], str] = lambda run: "",
 ) -> Checkpoint | None:
-    """The newest checkpoint whose every shard is what was written; None if there never was one.
+    """The newest checkpoint whose every part is what was written; None if there never was one.
 
-    Collective: `gather` brings a text of every rank to all. Each rank checks its own shards.
+    Collective: `gather` brings a text of every rank to all. Each rank checks its own parts.
     `refuse` says why this run cannot be gone on with; nothing if it can.
     """
     path, run = _behind(path), run_of(path)
@@ -192,8 +192,8 @@ def choose(
             if why := refuse(found.manifest["run"]):
                 raise UserError(why)
             try:
-                for shard in shards_here(found):
-                    found.check(shard)
+                for part in parts_here(found):
+                    found.check(part)
             except Unusable as error:
                 problem = str(error)
             problem = _first(gather(problem))

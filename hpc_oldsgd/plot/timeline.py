@@ -244,8 +244,8 @@ def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str
 def _marks(axis: Any, timeline: Timeline, lanes: Lanes, origin: float) -> None:
     """Where rounds begin on each rank, and their numbers over the first."""
     for rank, begun in timeline.starts.items():
-        rows = [at for (owner, _, _), at in lanes.items() if owner == rank]
-        top, bottom = min(t for t, _ in rows), max(t + h for t, h in rows)
+        own = [at for (owner, _, _), at in lanes.items() if owner == rank]
+        top, bottom = min(t for t, _ in own), max(t + h for t, h in own)
         at = [begun[r] - origin for r in range(timeline.first, timeline.last + 1) if r in begun]
         axis.vlines(at, top - GAP_IN / 3, bottom + GAP_IN / 3, color=style.INK, linewidth=1.0,
                     zorder=4)  # fmt: skip

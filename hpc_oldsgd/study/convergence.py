@@ -14,8 +14,8 @@ from . import engine, replay
 from .cells import Cell
 from .collect import Record
 from .figures import FORMATS
+from .grid import QUICK_ALGORITHMS, Grid, StudyOptions
 from .measure import Runs, beside, setting, state
-from .plans import QUICK_ALGORITHMS, Grid, StudyOptions
 from .report import Report, Section
 
 

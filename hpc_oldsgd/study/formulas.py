@@ -38,7 +38,7 @@ FORMULAS = {
 
 
 @dataclass(frozen=True)
-class Row:
+class Measured:
     """One measurement: units of a gradient in virtual time, seconds over MPI."""
 
     algorithm: str

@@ -15,8 +15,8 @@ from ..errors import UserError
 from . import engine, figures
 from .cells import Cell
 from .collect import Record, Table, ratio
+from .grid import Grid, StudyOptions
 from .measure import beside, comma, mean_reached, setting, state
-from .plans import Grid, StudyOptions
 from .report import Report, Section
 
 

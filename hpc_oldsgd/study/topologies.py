@@ -12,8 +12,8 @@ from ..topology import Topology
 from . import engine, figures
 from .cells import Cell
 from .collect import Record, Table, first
+from .grid import Grid, StudyOptions
 from .measure import Runs, beside, reached, setting, state
-from .plans import Grid, StudyOptions
 from .report import Report, Section
 
 

@@ -99,7 +99,7 @@ def from_file(path: str | Path, n: int | None = None, weights: str = "auto") -> 
     rows = _read(path)
     whole = (rows[:, :2] == np.floor(rows[:, :2])).all() and (rows[:, :2] >= 0).all()
     if path.suffix != ".npy" and rows.shape[1] in (2, 3) and whole:
-        topology = _from_edge_rows(path, rows, n, weights)
+        topology = _from_edges(path, rows, n, weights)
     else:
         topology = from_matrix(rows, name=str(path))
     if n is not None and topology.n != n:
@@ -226,7 +226,7 @@ def _read(path: Path) -> Floats:
     return np.array(rows)
 
 
-def _from_edge_rows(path: Path, rows: Floats, n: int | None, weights: str) -> Topology:
+def _from_edges(path: Path, rows: Floats, n: int | None, weights: str) -> Topology:
     if rows[:, :2].max() > 2**53:  # past this a float skips whole numbers
         raise UserError(f"{path} has an agent {rows[:, :2].max():g}, which is no agent's number.")
     i, j = rows[:, :2].astype(np.int64).T

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 
 from hpc_oldsgd import export
-from hpc_oldsgd.checkpoints import shard_file, store
+from hpc_oldsgd.checkpoints import part_file, store
 from hpc_oldsgd.cli.console import Console
 from support.simulated_runs import SHORT, rows_of, simulated
 
 
 def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start is written when seven rounds have passed; what was due meanwhile follows then."""
-    passed, write, step = threading.Event(), shard_file.write, Console.step
+    passed, write, step = threading.Event(), part_file.write, Console.step
 
-    def slow(path: Path, state: Any) -> shard_file.Written:
+    def slow(path: Path, state: Any) -> part_file.Written:
         assert passed.wait(60)
         return write(path, state)
 
@@ -31,7 +31,7 @@ def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.Mo
         if t > 14:
             passed.set()
 
-    monkeypatch.setattr(shard_file, "write", slow)
+    monkeypatch.setattr(part_file, "write", slow)
     monkeypatch.setattr(Console, "step", seen)
     simulated(f"{SHORT} --keep 99", tmp_path / "run")
     end, *_, start = found = [store.find(p).r for p in store.newest_first(tmp_path / "run")]

@@ -14,7 +14,8 @@ import pytest
 
 from hpc_oldsgd import cli
 from hpc_oldsgd.study import __main__ as study
-from hpc_oldsgd.study import plans, scale, scaling, weak
+from hpc_oldsgd.study import grid as grids
+from hpc_oldsgd.study import scale, scaling, weak
 
 TINY = ["--task", "logistic", "--iterations", "20", "--target", "0.2", "--jobs", "1"]
 
@@ -97,7 +98,7 @@ def test_scaling_is_against_one_agent(out: Path) -> None:
 def test_scaling_starts_from_the_step_size_it_is_given(
     words: list[str], alpha: float, iterations: int
 ) -> None:
-    grid = plans.Grid(cli.parse(scaling.Options, words))
+    grid = grids.Grid(cli.parse(scaling.Options, words))
     assert scaling.start(grid) == (pytest.approx(alpha), iterations)
 
 

@@ -61,11 +61,11 @@ def write(path: Path, tree: Any) -> Written:
         }
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    parts = [struct.pack("<Q", len(head)) + head, *(_bytes(tensors[name]) for name in order)]
+    pieces = [struct.pack("<Q", len(head)) + head, *(_bytes(tensors[name]) for name in order)]
     digest = hashlib.sha256()
     with replacing(path) as temporary, temporary.open("xb", buffering=0) as file:
-        for part in parts:
-            view = memoryview(part)
+        for whole in pieces:
+            view = memoryview(whole)
             for a in range(0, len(view), PIECE_BYTES):
                 _write_all(file.fileno(), view[a : a + PIECE_BYTES])
                 digest.update(view[a : a + PIECE_BYTES])
