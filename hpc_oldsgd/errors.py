@@ -16,7 +16,7 @@ class Diverged(RuntimeError):
     """The loss became NaN, infinite or exploded: all ranks stopped at the same boundary."""
 
     exit_code = 3
-    local = False  # true where rank 0 is gone and another one speaks for all
+    local = False  # true if rank 0 is gone and another rank prints the error
 
 
 class Stopped(RuntimeError):

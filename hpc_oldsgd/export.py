@@ -23,6 +23,7 @@ from .checkpoints.store import Checkpoint
 from .errors import UserError
 from .files import replacing
 from .tasks import Task
+from .training.evaluation import MeanModel
 
 PROG = "hpc_oldsgd.export"
 
@@ -94,8 +95,6 @@ def main(options: Options) -> None:
 
 def recalibrated(state: dict[str, Tensor], task: Task, buffers: Any) -> dict[str, Tensor]:
     """With the BatchNorm statistics that a run with --bn recalibrate measures its mean model by."""
-    from .training.evaluation import MeanModel
-
     model = task.model()
     model.load_state_dict(state)
     mean = MeanModel(task, model, buffers, True)

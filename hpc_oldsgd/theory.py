@@ -21,9 +21,9 @@ import json
 import math
 from dataclasses import dataclass
 
-from hpc_oldsgd import cli, topology
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology import Topology
+from . import cli, topology
+from .errors import UserError
+from .topology import Topology
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Options(Problem):
     T: int = 10_000
     """Iterations."""
     gap: float = 1.0
-    """f^0 - f*, the loss there is to lose."""
+    """f^0 - f*: how far the first loss is above the smallest one."""
     json: bool = False
     """Print one line of JSON instead."""
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import algorithms, topology
 from ..algorithms import Algorithm
 from ..errors import UserError
+from ..launch.device import choose_device
 from ..runtime.runner import Runner
 from ..runtime.wire import wire_type
 from ..simulation.slowdown import Drag, check_jitter, slowdowns
@@ -173,7 +174,6 @@ class Emulated(Runner):
 
 
 def main(options: Options) -> None:
-    from ..launch.device import choose_device
     from ..transport.mpi import MpiTransport, world
     from ..transport.mpi.requests import vendor
 

@@ -85,7 +85,7 @@ class Options:
 
 
 class Problem:
-    """A quadratic of agent i's own that moves with t, so that agents never come to rest."""
+    """Each agent has its own quadratic, which moves with t, so that agents never stop moving."""
 
     def __init__(self, n: int, d: int) -> None:
         random = np.random.default_rng(7)
@@ -294,5 +294,5 @@ def _text(options: Options, v: dict[str, Any], n: int, mpi: str) -> str:
         "soak passed" if v["passed"] else "soak FAILED",
     ]
     if not v["compared_with_simulator"]:
-        lines[3] = "  --    bit for bit the simulator's models: who is late is not repeatable"
+        lines[3] = "  --    bit for bit the simulator's models: lateness is not repeatable"
     return "\n".join(lines)

@@ -45,7 +45,7 @@ def snapshot(tree: Any) -> Any:
 
 
 def write(path: Path, tree: Any) -> Written:
-    """Under its name only once it is whole and on the disk."""
+    """The file has its name only when it is complete and on the disk."""
     tensors: dict[str, Tensor] = {}
     described = json.dumps(_pack(tree, tensors, ""))
     # Wide types first: every tensor then starts at a multiple of its own size.

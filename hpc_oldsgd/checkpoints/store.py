@@ -130,7 +130,7 @@ def prune(run: Path, keep: int) -> None:
 
 
 def remove_newer(run: Path, r: int) -> None:
-    """What a run that goes on from round r will do anew."""
+    """Remove checkpoints after round r: a run that goes on from there makes them again."""
     if not (run / FOLDER).is_symlink():
         for folder in newest_first(run):
             if folder.name > folder_of(run, r).name:
@@ -138,7 +138,7 @@ def remove_newer(run: Path, r: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """The manifest first, so that half a removal is no checkpoint. Links are not followed."""
+    """The manifest first: what is half removed is not a checkpoint. Links are not followed."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
         return
@@ -152,15 +152,15 @@ def remove(folder: Path) -> None:
 
 def run_of(path: Path) -> Path:
     """The run that a folder, or the folder behind a link, is or belongs to."""
-    path = _behind(path)
-    return path.parent.parent if _is_one(path) else path
+    path = _resolved(path)
+    return path.parent.parent if _is_checkpoint(path) else path
 
 
-def _behind(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def _is_one(path: Path) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     return path.name.startswith("round-") and path.parent.name == FOLDER
 
 
@@ -174,12 +174,12 @@ def choose(
     """The newest checkpoint whose every part is what was written; None if there never was one.
 
     Collective: `gather` brings a text of every rank to all. Each rank checks its own parts.
-    `refuse` says why this run cannot be gone on with; nothing if it can.
+    `refuse` says why this run cannot be resumed; nothing if it can.
     """
-    path, run = _behind(path), run_of(path)
+    path, run = _resolved(path), run_of(path)
     listed = [path] if run != path else newest_first(run)
     names = [name for name in gather("\n".join(p.name for p in listed))[0].split("\n") if name]
-    torn: list[str] = []
+    problems: list[str] = []
     for name in names:
         folder = run / FOLDER / name
         found, problem = None, ""
@@ -199,11 +199,11 @@ def choose(
             problem = _first(gather(problem))
             if not problem:
                 return found
-        torn.append(problem)
+        problems.append(problem)
         say(f"checkpoint {name} is not usable ({problem}): trying the one before")
-    # Those that were never completed are no loss; a broken one needs a decision.
-    if any(problem != "it was never completed" for problem in torn) or run != path:
-        raise UserError(f"no checkpoint in {run} is usable ({torn[0]}): start again elsewhere")
+    # One that was never completed is no loss. A damaged one needs a decision of the user.
+    if any(problem != "it was never completed" for problem in problems) or run != path:
+        raise UserError(f"no checkpoint in {run} is usable ({problems[0]}): start again elsewhere")
     return None
 
 

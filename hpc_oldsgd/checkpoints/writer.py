@@ -104,12 +104,12 @@ class Checkpoints:
         if saving is not None and not saving.written.done():
             self._control.wish("writing")
         due = self.part == 0 and 0 < self.policy.seconds <= time.monotonic() - self._last_s
-        if due and not self._asked:  # once: another vote may be cast before this one is counted
+        if due and not self._asked:  # once: the next vote may come before this one is counted
             self._control.wish("checkpoint")
             self._asked = True
 
     def ask(self) -> None:
-        """For one at the next boundary, on all ranks alike."""
+        """Ask for a checkpoint at the next boundary. All ranks must call it."""
         self._wanted = True
 
     def wanted(self, r: int, decided: set[str]) -> bool:
@@ -144,7 +144,7 @@ class Checkpoints:
             self._commit_done.result()
 
     def finish(self) -> None:
-        """The same, and nothing is saved any more."""
+        """`settle`, and no more checkpoints after it."""
         self.settle()
         self._thread.shutdown()
 
@@ -215,7 +215,7 @@ class Checkpoints:
         return table.ravel()
 
     def _report_of(self, saving: Saving) -> Pending:
-        """Everybody's, on the way; waits for this process's thread."""
+        """The reports of all ranks, under way. Waits for this process's thread."""
         if saving.report is None:
             saving.report = self._transport.reduce(self._report(saving), "sum")
         return saving.report
@@ -256,10 +256,10 @@ class Checkpoints:
         except OSError as error:
             self._lost(r, 0, error.errno or -1)
             with contextlib.suppress(OSError):
-                remove(folder)  # or it would keep the disk full
+                remove(folder)  # it would keep the disk full
             return
         self.last = folder
-        with contextlib.suppress(OSError):  # an old one too many does no harm
+        with contextlib.suppress(OSError):  # one old checkpoint too many does no harm
             prune(self.run, self.policy.keep)
 
     def _lost(self, r: int, part: int, problem: int) -> None:

@@ -32,14 +32,14 @@ NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-(inf|nan)$", re.IGNOREC
 def guard(prog: str) -> Iterator[None]:
     """Turn errors a user can act on into one line on stderr and an exit code.
 
-    Those are the errors with an `exit_code`. Rank 0 speaks for all; an error with a true `local`
-    attribute concerns one rank and is printed by that rank, with its number.
+    Those are the errors with an `exit_code`. Only rank 0 prints them. An error with a true `local`
+    attribute concerns one rank: that rank prints it, with its number.
     """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+    except BrokenPipeError:  # the reader of our output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as raised:
@@ -56,7 +56,7 @@ def guard(prog: str) -> Iterator[None]:
 
 
 def _for_the_user(error: Exception) -> Exception:
-    """What the machine lacks, rather than this program, in one sentence."""
+    """An error of the machine, not of this program, as one sentence."""
     if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
         return UserError("mpi4py is not installed: pip install mpi4py")
     if isinstance(error, (ImportError, RuntimeError)) and "MPI library" in str(error):

@@ -13,7 +13,7 @@ LINES = 10  # where there is no terminal
 
 
 class Console:
-    """Silent unless `shown`: under MPI rank 0 alone speaks."""
+    """Silent unless `shown`: under MPI only rank 0 prints."""
 
     def __init__(self, prog: str, shown: bool = True) -> None:
         self.prog, self.shown = prog, shown

@@ -29,7 +29,7 @@ def cache_places(data: Path) -> tuple[Path, Path]:
 
 
 def cache_dirs(data: Path) -> list[Path]:
-    """Those of them that can be written to, if there is room."""
+    """Those of them that can be written to; whether there is room is not checked."""
     places, found = cache_places(data), []
     for folder in places:
         with contextlib.suppress(OSError):

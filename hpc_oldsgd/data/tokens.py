@@ -1,8 +1,8 @@
 """Token ids of a text, made once and kept in a file that all ranks map.
 
 The cache is two files: NAME.npy (ids) and NAME.json (where articles start, vocabulary, SHA-256 over
-both). NAME holds a hash of the text and the tokenizer, so a changed one is a new cache; a torn or
-damaged one fails its checksum and is made again.
+both). NAME holds a hash of the text and the tokenizer, so a change of either makes a new
+cache. A damaged cache fails its checksum and is made again.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ def tokens(
     cache: Path | None = None,
     data: Path | None = None,
 ) -> Tokens:
-    """The tokens of a text file, from a cache or made by the first process to come.
+    """The tokens of a text file: from a cache, or made by the first process that asks.
 
-    The cache is the folder given, or one beside `data` or of the user's. One that cannot be
-    written to serves as well if the tokens are in it.
+    The cache is `cache`, or a folder beside `data`, or one in the user's home. A cache that cannot
+    be written to can still be read.
     """
     content = text.read_bytes()
     key = _sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
@@ -134,7 +134,7 @@ def _read(stem: Path) -> Stored | None:
 
 
 def _files(stem: Path) -> tuple[Path, Path]:
-    """Not by with_suffix: of wiki.train-HASH it would leave wiki, which wiki.test-HASH is too."""
+    """Not by with_suffix: wiki.train-HASH and wiki.test-HASH would both become wiki."""
     return stem.with_name(f"{stem.name}.npy"), stem.with_name(f"{stem.name}.json")
 
 

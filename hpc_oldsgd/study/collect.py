@@ -1,4 +1,4 @@
-"""Run folders to tables and figures: what a job array, a scaling job or a row of runs by hand left.
+"""Run folders to tables and figures: of a job array, a scaling job or runs by hand.
 
 Reads folders only: no training code, no torch, so it runs on a login node.
 """
@@ -88,13 +88,13 @@ def read(folder: Path, damaged: list[UserError]) -> list[Run]:
         if (path / "diverged").exists() and not (path / "metrics.jsonl").stat().st_size:
             damaged.append(UserError(f"{path} diverged before its first row."))
     begun = [path for path in found if (path / "metrics.jsonl").stat().st_size]
-    return [run for run in whole(begun, reader.read_one, damaged) if run.rows]
+    return [run for run in read_all(begun, reader.read_one, damaged) if run.rows]
 
 
-def whole(
+def read_all(
     paths: Iterable[Path], reads: Callable[[Path], list[Any]], damaged: list[UserError]
 ) -> list[Any]:
-    """One damaged folder does not cost the tables of all others."""
+    """A damaged folder is noted, and the others are still read."""
     found = []
     for path in paths:
         try:
@@ -149,7 +149,7 @@ def overlaps(folder: Path, damaged: list[UserError]) -> Table:
             for result in results
         ]
 
-    return whole(sorted(folder.rglob("overlap.txt")), read_one, damaged)
+    return read_all(sorted(folder.rglob("overlap.txt")), read_one, damaged)
 
 
 # --- tables -------------------------------------------------------------------------------------

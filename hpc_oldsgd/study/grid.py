@@ -1,4 +1,4 @@
-"""Options that all studies share, and what they come to for each task."""
+"""Options that all studies share, and the runs that they ask for."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class Grid:
         self.defaults = self._defaults()
 
     def _check_clock(self) -> None:
-        """What a study would leave out of its times is refused."""
+        """Refuse options whose effect a study would leave out of its times."""
         base, mpi = self.base, self.options.mpi
         wrong = {
             "--c": base.c != 1.0, "--degree-aware": base.degree_aware,

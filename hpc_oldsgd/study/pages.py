@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import UserError
 
-# Where runs lie, and how many at a time, is not what a reader has to repeat.
+# A reader need not repeat where runs are, or how many run at a time.
 LEFT_OUT = ("out", "write", "also", "jobs", "report-only")
 
 

@@ -176,7 +176,7 @@ def main(options: Options) -> None:
 
 
 def folder(known: Record) -> str:
-    """A quick run lies beside the full one, not in its place."""
+    """A quick run does not replace the full one."""
     return "{problem}-{algorithm}-tau{tau}-{topology}-n{agents}-c{c:g}-{iterations}".format(**known)
 
 

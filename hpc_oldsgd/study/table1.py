@@ -90,7 +90,7 @@ def main(options: Options) -> int:
             f"Largest difference in {len(measured)} cells: {worst:.1e}.",
         ]
         code = int(worst > TOLERANCE)
-    if text:  # rank 0 speaks
+    if text:  # rank 0
         Report("Table 1: the time of a round", sections(measured, text, options)).publish(
             options.out
         )

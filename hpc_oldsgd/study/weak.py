@@ -1,6 +1,6 @@
 """Weak scaling over real MPI: seconds a round on 2 to 32 ranks, with a gradient that sleeps.
 
-An agent of OLDSGD talks to as many neighbours on any ring, so its round stays as long as it is; a
+An agent of OLDSGD has two neighbours on any ring, so its round takes as long on more ranks. A
 ring all-reduce takes 2(n-1)/n of a message and 2(n-1) steps. Each size is one start of `bench
 overlap`, on the slow network of bench/slow_net.sh, or by what --launcher names.
 """

@@ -91,7 +91,7 @@ def pretrained_gpt2(name: str, vocab: int, seq: int, dropout: float) -> nn.Modul
             output_loading_info=True,
             **_dropout(dropout),
         )
-    except Exception as error:  # offline, torn, odd: files of others raise many kinds
+    except Exception as error:  # files from elsewhere fail in many ways
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(f"GPT-2 weights could not be loaded from {name}: {reason}") from error
     # The output layer is the embedding; anything else that is missing was drawn at random.

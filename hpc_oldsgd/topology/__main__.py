@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_oldsgd import cli, topology
-from hpc_oldsgd.topology import NAMES, Topology, plot
+from .. import cli, topology
+from . import NAMES, Topology, plot
 
 
 @dataclass(frozen=True)

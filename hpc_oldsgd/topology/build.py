@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpc_oldsgd.errors import UserError, unknown
-from hpc_oldsgd.topology.core import Floats, Ints, Round, Topology
-from hpc_oldsgd.topology.graphs import GRAPHS, canonical, lattice_sides
+from ..errors import UserError, unknown
+from .core import Floats, Ints, Round, Topology
+from .graphs import GRAPHS, canonical, lattice_sides
 
 NAMES = tuple(GRAPHS)
 WEIGHTS = ("auto", "uniform", "metropolis", "lazy")
