@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_oldsgd.bench import SLOW_NET
 from hpc_oldsgd.errors import UserError
 
 ROOT = Path(__file__).parents[1]
-SLOW_NET = ROOT / "benchmarks" / "slow_net.sh"
 WIRE = 1.058  # bytes on the link per byte sent: headers, and the acknowledgements of the other way
 
 

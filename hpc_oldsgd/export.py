@@ -7,13 +7,11 @@ the run measured; a few buffers of one model at a time are in memory, however ma
 from __future__ import annotations
 
 import json
-import os
 import typing
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -23,7 +21,9 @@ from .checkpoints import store
 from .checkpoints.mean import mean_state_dict
 from .checkpoints.store import Checkpoint
 from .errors import UserError
+from .files import replacing
 from .tasks import Task
+from .training.evaluation import MeanModel
 
 PROG = "hpc_oldsgd.export"
 
@@ -32,9 +32,9 @@ PROG = "hpc_oldsgd.export"
 class Options:
     """Write the mean model of a run's newest valid checkpoint, with the model's own names."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: cli.Positional[Path]
     """A run's folder, or one of its checkpoints."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: cli.Positional[Path]
     """The file to write."""
     overwrite: bool = False
     """Replace the file if it is there."""
@@ -43,7 +43,7 @@ class Options:
 
 
 def newest(run: Path, say: typing.Callable[[str], None]) -> Checkpoint:
-    """A run's newest checkpoint with every shard intact."""
+    """A run's newest checkpoint with every part intact."""
     if not run.is_dir():
         raise UserError(f"there is no run {run}")
     found = store.choose(run, lambda f: list(range(f.count)), lambda text: [text], say)
@@ -76,12 +76,10 @@ def main(options: Options) -> None:
     run = store.run_of(options.run)
     if found.manifest["bn"] == "recalibrate":
         state = recalibrated(state, *task_of(run))
-    temporary = options.out.with_name(f".{options.out.name}.{os.getpid()}")
     try:
-        save_file({k: t.contiguous() for k, t in state.items()}, temporary)
-        temporary.replace(options.out)
+        with replacing(options.out) as temporary:
+            save_file({k: t.contiguous() for k, t in state.items()}, temporary)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise UserError(f"cannot write {options.out}: {error}") from None
     entries = sum(t.numel() for t in state.values())
     print(
@@ -97,8 +95,6 @@ def main(options: Options) -> None:
 
 def recalibrated(state: dict[str, Tensor], task: Task, buffers: Any) -> dict[str, Tensor]:
     """With the BatchNorm statistics that a run with --bn recalibrate measures its mean model by."""
-    from .training.evaluation import MeanModel
-
     model = task.model()
     model.load_state_dict(state)
     mean = MeanModel(task, model, buffers, True)

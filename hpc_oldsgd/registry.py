@@ -6,12 +6,11 @@ first look-up.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
 
-from .errors import UserError
+from .errors import UserError, unknown
 
 T = TypeVar("T")
 Kind = TypeVar("Kind", bound=type)
@@ -50,9 +49,7 @@ class Registry(Generic[T]):
     def get(self, name: str) -> type[T]:
         known = self.registry()
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(known)
-            raise UserError(f"there is no {self.what} {name!r}; {hint}")
+            raise unknown(self.what, name, known)
         return known[name]
 
     def _load_plugins(self) -> None:

@@ -21,11 +21,9 @@ import json
 import math
 from dataclasses import dataclass
 
-import tyro
-
-from hpc_oldsgd import cli, topology
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology import Topology
+from . import cli, topology
+from .errors import UserError
+from .topology import Topology
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,9 @@ def _check_tau(tau: int) -> None:
 class Options(Problem):
     """Print the step-size rule and the convergence bound of OLDSGD for a graph."""
 
-    topology: tyro.conf.Positional[str] = "ring"
+    topology: cli.Positional[str] = "ring"
     """The graph, as `python -m hpc_oldsgd.topology` takes it."""
-    n: tyro.conf.Positional[int] = 9
+    n: cli.Positional[int] = 9
     """Number of agents."""
     weights: str = "auto"
     """Mixing weights: auto, uniform, metropolis or lazy."""
@@ -137,7 +135,7 @@ class Options(Problem):
     T: int = 10_000
     """Iterations."""
     gap: float = 1.0
-    """f^0 - f*, the loss there is to lose."""
+    """f^0 - f*: how far the first loss is above the smallest one."""
     json: bool = False
     """Print one line of JSON instead."""
 
@@ -177,8 +175,8 @@ def main(options: Options) -> None:
         print("note: alpha is above the rule, so the bound is not proved for it")
 
 
-def _table(rows: dict[str, float]) -> None:
-    for name, value in rows.items():
+def _table(terms: dict[str, float]) -> None:
+    for name, value in terms.items():
         print(f"  {name:<38} {'no limit' if math.isinf(value) else f'{value:.6g}'}")
 
 

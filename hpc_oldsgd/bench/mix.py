@@ -1,9 +1,9 @@
 """The mixing op against what torch and numpy can compose, and against the memory itself.
 
 The limit of an op is the bytes it must move (each input read once, each output written once) at
-the speed of the best copy of this run, normally the one with non-temporal stores. All contestants
-take turns in every repeat, so that a disturbance of the machine meets all of them, and in another
-order each time: whoever comes after a plain store pays for writing its cache lines back.
+the speed of the best copy of this run, normally the one with non-temporal stores. All candidates
+take turns in every repeat, so that a disturbance of the machine meets all of them. Their order
+changes each time: the one after a plain store also pays for writing its cache lines back.
 
 Each form is timed bare, and as an agent calls it at the end of a round: with the sum of gradients,
 which is emptied (gradient form), and the next snapshot written on the way. All do the same work.
@@ -51,7 +51,7 @@ class Options:
     threads: tuple[int, ...] = ()
     """Numbers of threads; default one, then all."""
     repeats: int = 9
-    """Turns of each contestant; medians count."""
+    """Turns of each candidate; medians count."""
     compile: bool = True
     """Let torch.compile take part; it needs a C++ compiler."""
     json: bool = False
@@ -59,7 +59,7 @@ class Options:
 
 
 @dataclass
-class Contestant:
+class Candidate:
     name: str
     form: str
     streams_bytes: int  # what the op must move
@@ -71,8 +71,8 @@ class Contestant:
         return median(self.seconds)
 
 
-class Arena:
-    """The buffers all contestants share, and the contestants."""
+class Buffers:
+    """The buffers all candidates share, and the candidates."""
 
     def __init__(self, options: Options, n: int) -> None:
         model = DTYPES[options.dtype]
@@ -87,7 +87,7 @@ class Arena:
         self.models = n * model.itemsize
         self.same = model == wire
 
-    def contestants(self, options: Options) -> list[Contestant]:
+    def candidates(self, options: Options) -> list[Candidate]:
         x, y, out, acc, near, w = self.x, self.y, self.out, self.acc, self.neighbours, self.w
         snapshot = self.wires // len(w)
         gradient, delta = self.wires + self.models, self.wires + 2 * self.models
@@ -124,15 +124,15 @@ class Arena:
             spare = np.empty_like(np_out)
             call = lambda: numpy_chain(np_out, np_y, np_near, w, spare)  # noqa: E731
             found.append(("numpy", "gradient", gradient, call))
-        return [Contestant(*each, seconds=[]) for each in found]
+        return [Candidate(*each, seconds=[]) for each in found]
 
-    def copies(self) -> list[Contestant]:
+    def copies(self) -> list[Candidate]:
         a, b, size = self.x, self.out, self.models
 
         found: list[tuple[str, Callable[[], Any]]] = [("copy, torch", lambda: b.copy_(a))]
         if ops.native_available():
             found.append(("copy, streaming", lambda: ops.stream_copy(b, a)))
-        return [Contestant(name, "copy", 2 * size, call, seconds=[]) for name, call in found]
+        return [Candidate(name, "copy", 2 * size, call, seconds=[]) for name, call in found]
 
 
 def eager(y: Tensor, near: list[Tensor], w: list[float]) -> Tensor:
@@ -197,8 +197,8 @@ def numpy_chain(out: Any, y: Any, near: list[Any], w: list[float], spare: Any) -
 
 def measure(options: Options, n: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    arena = Arena(options, n)
-    copies, found = arena.copies(), arena.contestants(options)
+    buffers = Buffers(options, n)
+    copies, found = buffers.copies(), buffers.candidates(options)
     everyone = copies + found
     for c in everyone:  # compiles, touches pages, starts threads
         c.call()
@@ -215,7 +215,7 @@ def measure(options: Options, n: int, threads: int) -> dict[str, Any]:
     return {"elements": n, "threads": threads, "copy_gb_s": rate / 1e9, "rows": rows}
 
 
-def _row(c: Contestant, rate: float, rivals: list[Contestant]) -> dict[str, Any]:
+def _row(c: Candidate, rate: float, others: list[Candidate]) -> dict[str, Any]:
     return {
         "name": c.name,
         "form": c.form,
@@ -223,10 +223,10 @@ def _row(c: Contestant, rate: float, rivals: list[Contestant]) -> dict[str, Any]
         "gb_s": c.streams_bytes / c.median_s / 1e9,
         "of_limit": c.streams_bytes / rate / c.median_s,
         **{
-            f"times_{key}": rival.median_s / c.median_s
+            f"times_{key}": other.median_s / c.median_s
             for key in ("torch in-place", "torch.compile")
-            for rival in rivals
-            if rival.name == key
+            for other in others
+            if other.name == key
         },
     }
 

@@ -12,16 +12,18 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import algorithms
 from ..errors import UserError
+from ..transport.base import Transport
 
 CHANNELS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # 0 is a pooling
 
@@ -113,30 +115,50 @@ def main(options: Options) -> None:
     share = max(1, len(os.sched_getaffinity(0)) // hosts.count(hosts[comm.rank]))
     torch.set_num_threads(options.threads or share)
     ours.step = agent.step
-
-    steps = options.rounds * options.tau
-    bare.run(steps)
-    ours.run(steps + 1)  # one step into a round, see above
-    blocks = []
-    for pair in range(options.pairs):
-        times = {}
-        # Whoever comes second finds the caches and the clock as the first has left them.
-        for loop in (bare, ours) if pair % 2 else (ours, bare):
-            agent.transport.reduce(np.zeros(1)).result()
-            times[loop] = loop.run(steps)
-        blocks.append((*times[bare], *times[ours]))
+    blocks = np.zeros((comm.size, options.pairs, 4))
+    blocks[comm.rank] = measure(bare, ours, agent.transport, options)
     exposed = [f.exposed for f in agent.transport.records]
-    sent = np.zeros((comm.size, options.pairs, 4))
-    sent[comm.rank] = blocks
-    slowest = agent.transport.reduce(sent).result().reshape(sent.shape).max(axis=0)
+    slowest = agent.transport.reduce(blocks).result().reshape(blocks.shape).max(axis=0)
     agent.finish()
     if comm.rank:
         return
+    result = summary(slowest, exposed)
+    settings = {
+        **dataclasses.asdict(options),
+        "ranks": comm.size,
+        "mpi": vendor(),
+        "threads": torch.get_num_threads(),
+        "parameters": sum(p.numel() for p in ours.model.parameters()),
+    }
+    print(text(result, settings, algorithm.name))
+    if options.json:
+        print(json.dumps({**result, "settings": settings}))
+
+
+def measure(
+    bare: Loop, ours: Loop, transport: Transport, options: Options
+) -> list[tuple[float, ...]]:
+    """For each pair of blocks: wall and processor seconds a step, bare, then with the Agent."""
+    steps = options.rounds * options.tau
+    bare.run(steps)
+    ours.run(steps + 1)  # one step into a round, see above
+    blocks: list[tuple[float, ...]] = []
+    for pair in range(options.pairs):
+        times = {}
+        # The second one runs with the caches and the clock speed that the first one left.
+        for loop in (bare, ours) if pair % 2 else (ours, bare):
+            transport.reduce(np.zeros(1)).result()
+            times[loop] = loop.run(steps)
+        blocks.append((*times[bare], *times[ours]))
+    return blocks
+
+
+def summary(slowest: NDArray[np.float64], exposed: Sequence[float]) -> dict[str, Any]:
     low, ratio, high = np.percentile(slowest[:, 2] / slowest[:, 0], [25, 50, 75])
-    # On a machine that others use, too, this one is less noisy; it sees no wait.
+    # Processor time is less noisy on a machine that others use too; it does not see waiting.
     cpu = np.percentile(slowest[:, 3] / slowest[:, 1], [25, 50, 75])
     bare_s, _, agent_s, _ = np.median(slowest, axis=0)
-    result = {
+    return {
         "bare_s": bare_s,
         "agent_s": agent_s,
         "ratio": ratio,
@@ -144,22 +166,16 @@ def main(options: Options) -> None:
         "cpu_ratio": cpu[1],
         "cpu_ratio_quartiles": [cpu[0], cpu[2]],
         "exposed_s": float(np.median(exposed)),
-        "settings": {
-            **dataclasses.asdict(options),
-            "ranks": comm.size,
-            "mpi": vendor(),
-            "threads": torch.get_num_threads(),
-            "parameters": sum(p.numel() for p in ours.model.parameters()),
-        },
     }
-    print(
-        f"VGG11, {result['settings']['parameters']:,} parameters, batch {options.batch}, "
-        f"{comm.size} ranks of {torch.get_num_threads()} threads, {algorithm.name}, "
-        f"tau {options.tau}, {vendor()}\n"
-        f"step with the bare optimizer {1e3 * bare_s:.2f} ms, through the Agent "
-        f"{1e3 * agent_s:.2f} ms: ratio {ratio:.4f} (quartiles {low:.4f} to {high:.4f} "
-        f"of {options.pairs} pairs)\n"
-        f"processor time, all threads: ratio {cpu[1]:.4f} (quartiles {cpu[0]:.4f} to {cpu[2]:.4f})"
+
+
+def text(r: dict[str, Any], s: dict[str, Any], algorithm: str) -> str:
+    wall, cpu = ("{:.4f} to {:.4f}".format(*r[f"{k}_quartiles"]) for k in ("ratio", "cpu_ratio"))
+    return (
+        f"VGG11, {s['parameters']:,} parameters, batch {s['batch']}, "
+        f"{s['ranks']} ranks of {s['threads']} threads, {algorithm}, tau {s['tau']}, {s['mpi']}\n"
+        f"step with the bare optimizer {1e3 * r['bare_s']:.2f} ms, through the Agent "
+        f"{1e3 * r['agent_s']:.2f} ms: ratio {r['ratio']:.4f} (quartiles {wall} "
+        f"of {s['pairs']} pairs)\n"
+        f"processor time, all threads: ratio {r['cpu_ratio']:.4f} (quartiles {cpu})"
     )
-    if options.json:
-        print(json.dumps(result))

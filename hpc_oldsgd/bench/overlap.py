@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import algorithms, topology
 from ..algorithms import Algorithm
 from ..errors import UserError
+from ..launch.device import choose_device
 from ..runtime.runner import Runner
 from ..runtime.wire import wire_type
 from ..simulation.slowdown import Slowdown, check_jitter
@@ -172,7 +173,6 @@ class Emulated(Runner):
 
 
 def main(options: Options) -> None:
-    from ..launch.device import choose_device
     from ..transport.mpi import MpiTransport, world
     from ..transport.mpi.job import vendor
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -85,7 +85,7 @@ class Options:
 
 
 class Problem:
-    """A quadratic of agent i's own that moves with t, so that agents never come to rest."""
+    """Each agent has its own quadratic, which moves with t, so that agents never stop moving."""
 
     def __init__(self, n: int, d: int) -> None:
         random = np.random.default_rng(7)
@@ -163,28 +163,22 @@ def requests_too_many(transport: MpiTransport, late: Late | None) -> int:
 def run(
     comm: Any, options: Options, spoil: Callable[[Runner], None] | None = None
 ) -> dict[str, Any]:
-    """The verdict, the same on every rank. A test breaks the run by `spoil`."""
+    """The verdict, the same on every rank. Tests pass `spoil`, called at every round: it breaks
+    something, and the verdict must be bad."""
     from ..transport.mpi import MpiTransport
 
-    n, i = comm.size, comm.rank
-    graph = topology.from_name(options.topology, n)
+    graph = topology.from_name(options.topology, comm.size)
     algorithm = algorithms.near_tau(options.algorithm, options.tau)
     late = Late(options.late_wait, options.staleness) if options.late == "reuse" else None
-    problem = Problem(n, options.size)
+    problem = Problem(comm.size, options.size)
     transport = MpiTransport(comm, graph, progress=options.progress, timeout_s=TIMEOUT_S, late=late)
-    runner = Plain(problem.x0[i].clone(), algorithm, transport, ALPHA)
+    runner = Plain(problem.x0[comm.rank].clone(), algorithm, transport, ALPHA)
     if spoil is not None:
         runner.on_round.append(spoil)
     watch = Watch(runner, problem, options.rounds, 1 + (late.staleness if late else 0))
-    runner.observers.append(lambda r: r.stop() if r.r == options.rounds else None)
     stopper = _stopper(transport, options)
     start = time.perf_counter()
-    runner.start()
-    while not runner.finished:
-        g = problem.gradient(i, runner.x, runner.t)
-        watch.descended.add_(g, alpha=ALPHA)
-        runner.advance(g)
-    watch.finish()
+    _run(runner, watch, problem, comm.rank, options.rounds)
     seconds = time.perf_counter() - start
     stops = _stopped(stopper)
     transport.drain()
@@ -199,10 +193,7 @@ def run(
         "the mean identity": worst <= ROUNDING and watch.looks >= options.rounds,
         "bit for bit the simulator's models": same is not False,
         "nothing under way": under_way == 0,
-        "no growth of memory": growth[0] <= GROWTH_BYTES,
-        "no thread more": growth[1] <= 0,
-        "no file more": growth[2] <= 0,
-        "no request more": growth[3] <= 0,
+        **_growth_checks(growth),
     }
     return {
         "passed": all(checks.values()),
@@ -211,11 +202,30 @@ def run(
         "looks": watch.looks,
         "seconds": seconds,
         "stops": int(sums[0]),
-        "left_out": float(sums[1]) / (n * options.rounds),
+        "left_out": float(sums[1]) / (comm.size * options.rounds),
         "mean_error": worst,
         "growth_bytes": growth[0],
         "growth": dict(zip(("threads", "files", "requests"), growth[1:], strict=True)),
         "compared_with_simulator": same is not None,
+    }
+
+
+def _run(runner: Plain, watch: Watch, problem: Problem, i: int, rounds: int) -> None:
+    runner.observers.append(lambda r: r.stop() if r.r == rounds else None)
+    runner.start()
+    while not runner.finished:
+        g = problem.gradient(i, runner.x, runner.t)
+        watch.descended.add_(g, alpha=ALPHA)
+        runner.advance(g)
+    watch.finish()
+
+
+def _growth_checks(growth: Sequence[float]) -> dict[str, bool]:
+    return {
+        "no growth of memory": growth[0] <= GROWTH_BYTES,
+        "no thread more": growth[1] <= 0,
+        "no file more": growth[2] <= 0,
+        "no request more": growth[3] <= 0,
     }
 
 
@@ -284,5 +294,5 @@ def _text(options: Options, v: dict[str, Any], n: int, mpi: str) -> str:
         "soak passed" if v["passed"] else "soak FAILED",
     ]
     if not v["compared_with_simulator"]:
-        lines[3] = "  --    bit for bit the simulator's models: who is late is not repeatable"
+        lines[3] = "  --    bit for bit the simulator's models: lateness is not repeatable"
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
     python stopper.py SEED EVERY_S LENGTH_S PID...
 
-A program of its own, without the package: it has to run while the process that started it stands.
+A program of its own, without the package: it must run while the process that started it is stopped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main(seed: str, every_s: str, length_s: str, *pids: str) -> None:
 
 
 def ended(seconds: float) -> bool:
-    """Wait; True if nobody wants more stops."""
+    """Wait; True if standard input has ended."""
     return bool(select.select([sys.stdin], [], [], seconds)[0])
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from . import shard_file
-from .shard_file import Unusable, Written
+from ..files import write_atomically
+from . import part_file
+from .part_file import Unusable, Written
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -27,7 +27,7 @@ Gather = Callable[[str], list[str]]
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint with a manifest that can be trusted; its shards are still to be checked."""
+    """A checkpoint with a manifest that can be trusted; its parts are still to be checked."""
 
     folder: Path
     manifest: dict[str, Any] = field(repr=False)
@@ -40,21 +40,21 @@ class Checkpoint:
     def count(self) -> int:
         return len(self.manifest["shards"])
 
-    def check(self, shard: int) -> None:
-        if shard >= self.count:
-            raise Unusable(f"it has {self.count} parts, and none for rank {shard}")
-        entry = self.manifest["shards"][shard]
-        shard_file.check(self.folder / entry["file"], Written(entry["sha256"], entry["bytes"]))
+    def check(self, part: int) -> None:
+        if part >= self.count:
+            raise Unusable(f"it has {self.count} parts, and none for rank {part}")
+        entry = self.manifest["shards"][part]
+        part_file.check(self.folder / entry["file"], Written(entry["sha256"], entry["bytes"]))
 
-    def path(self, shard: int) -> Path:
-        return self.folder / str(self.manifest["shards"][shard]["file"])
+    def path(self, part: int) -> Path:
+        return self.folder / str(self.manifest["shards"][part]["file"])
 
-    def read(self, shard: int) -> dict[str, Any]:
-        state: dict[str, Any] = shard_file.read(self.path(shard))
+    def read(self, part: int) -> dict[str, Any]:
+        state: dict[str, Any] = part_file.read(self.path(part))
         return state
 
 
-def shard_name(k: int) -> str:
+def part_name(k: int) -> str:
     return f"rank-{k:05d}.safetensors"
 
 
@@ -71,13 +71,7 @@ def newest_first(run: Path) -> list[Path]:
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     body = json.dumps(manifest, sort_keys=True)
     text = json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": body})
-    temporary = folder / f".{MANIFEST}.{os.getpid()}"
-    with temporary.open("w") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / MANIFEST)
-    shard_file.sync_folder(folder)
+    write_atomically(folder / MANIFEST, text + "\n", sync=True)
 
 
 def find(folder: Path) -> Checkpoint:
@@ -115,7 +109,7 @@ def _well_formed(manifest: dict[str, Any]) -> bool:
         and len(manifest["shards"]) > 0
         and all(
             isinstance(entry, dict)
-            and entry.get("file") == shard_name(k)
+            and entry.get("file") == part_name(k)
             and isinstance(entry.get("bytes"), int)
             and isinstance(entry.get("sha256"), str)
             for k, entry in enumerate(manifest["shards"])
@@ -136,7 +130,7 @@ def prune(run: Path, keep: int) -> None:
 
 
 def remove_newer(run: Path, r: int) -> None:
-    """What a run that goes on from round r will do anew."""
+    """Remove checkpoints after round r: a run that goes on from there makes them again."""
     if not (run / FOLDER).is_symlink():
         for folder in newest_first(run):
             if folder.name > folder_of(run, r).name:
@@ -144,7 +138,7 @@ def remove_newer(run: Path, r: int) -> None:
 
 
 def remove(folder: Path) -> None:
-    """The manifest first, so that half a removal is no checkpoint. Links are not followed."""
+    """The manifest first: what is half removed is not a checkpoint. Links are not followed."""
     if folder.is_symlink() or not folder.is_dir():
         folder.unlink(missing_ok=True)
         return
@@ -158,34 +152,34 @@ def remove(folder: Path) -> None:
 
 def run_of(path: Path) -> Path:
     """The run that a folder, or the folder behind a link, is or belongs to."""
-    path = _behind(path)
-    return path.parent.parent if _is_one(path) else path
+    path = _resolved(path)
+    return path.parent.parent if _is_checkpoint(path) else path
 
 
-def _behind(path: Path) -> Path:
+def _resolved(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
 
 
-def _is_one(path: Path) -> bool:
+def _is_checkpoint(path: Path) -> bool:
     return path.name.startswith("round-") and path.parent.name == FOLDER
 
 
 def choose(
     path: Path,
-    shards_here: Callable[[Checkpoint], list[int]],
+    parts_here: Callable[[Checkpoint], list[int]],
     gather: Gather,
     say: Callable[[str], None],
     refuse: Callable[[dict[str, Any]], str] = lambda run: "",
 ) -> Checkpoint | None:
-    """The newest checkpoint whose every shard is what was written; None if there never was one.
+    """The newest checkpoint whose every part is what was written; None if there never was one.
 
-    Collective: `gather` brings a text of every rank to all. Each rank checks its own shards.
-    `refuse` says why this run cannot be gone on with; nothing if it can.
+    Collective: `gather` brings a text of every rank to all. Each rank checks its own parts.
+    `refuse` says why this run cannot be resumed; nothing if it can.
     """
-    path, run = _behind(path), run_of(path)
+    path, run = _resolved(path), run_of(path)
     listed = [path] if run != path else newest_first(run)
     names = [name for name in gather("\n".join(p.name for p in listed))[0].split("\n") if name]
-    torn: list[str] = []
+    problems: list[str] = []
     for name in names:
         folder = run / FOLDER / name
         found, problem = None, ""
@@ -198,18 +192,18 @@ def choose(
             if why := refuse(found.manifest["run"]):
                 raise UserError(why)
             try:
-                for shard in shards_here(found):
-                    found.check(shard)
+                for part in parts_here(found):
+                    found.check(part)
             except Unusable as error:
                 problem = str(error)
             problem = _first(gather(problem))
             if not problem:
                 return found
-        torn.append(problem)
+        problems.append(problem)
         say(f"checkpoint {name} is not usable ({problem}): trying the one before")
-    # Those that were never completed are no loss; a broken one needs a decision.
-    if any(problem != "it was never completed" for problem in torn) or run != path:
-        raise UserError(f"no checkpoint in {run} is usable ({torn[0]}): start again elsewhere")
+    # One that was never completed is no loss. A damaged one needs a decision of the user.
+    if any(problem != "it was never completed" for problem in problems) or run != path:
+        raise UserError(f"no checkpoint in {run} is usable ({problems[0]}): start again elsewhere")
     return None
 
 

@@ -22,18 +22,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..files import sync_folder
 from ..runtime.votes import Control
 from ..transport.base import Pending, Transport
-from . import shard_file
-from .shard_file import Written
+from . import part_file
+from .part_file import Written
 from .store import (
     FORMAT,
     MANIFEST,
     folder_of,
     newest_first,
+    part_name,
     prune,
     remove,
-    shard_name,
     write_manifest,
 )
 
@@ -72,22 +73,22 @@ class Checkpoints:
         control: Control,
         policy: Policy,
         *,
-        shard: int,
+        part: int,
         count: int,
         about: dict[str, Any],
         last: Path | None = None,
         before_commit: Callable[[], None] = lambda: None,
     ) -> None:
-        """This process writes number `shard` of `count`; `about` goes into the manifest.
+        """This process writes part `part` of `count`; `about` goes into the manifest.
 
         `last` is the checkpoint of this folder that the run goes on from.
         """
         self.run, self.policy, self.about = run, policy, about
-        self.shard, self.count = shard, count
+        self.part, self.count = part, count
         self.last = last
-        """The newest valid one; known where shard 0 is written."""
+        """The newest valid one; known where part 0 is written."""
         self.messages: list[str] = []
-        """For the user, from shard 0; the caller takes them."""
+        """For the user, from part 0; the caller takes them."""
         self._transport, self._control, self._before_commit = transport, control, before_commit
         self._saving: Saving | None = None
         self._commit_done: Future[None] | None = None
@@ -102,13 +103,13 @@ class Checkpoints:
         saving = self._saving
         if saving is not None and not saving.written.done():
             self._control.wish("writing")
-        due = self.shard == 0 and 0 < self.policy.seconds <= time.monotonic() - self._last_s
-        if due and not self._asked:  # once: another vote may be cast before this one is counted
+        due = self.part == 0 and 0 < self.policy.seconds <= time.monotonic() - self._last_s
+        if due and not self._asked:  # once: the next vote may come before this one is counted
             self._control.wish("checkpoint")
             self._asked = True
 
     def ask(self) -> None:
-        """For one at the next boundary, on all ranks alike."""
+        """Ask for a checkpoint at the next boundary. All ranks must call it."""
         self._wanted = True
 
     def wanted(self, r: int, decided: set[str]) -> bool:
@@ -131,7 +132,7 @@ class Checkpoints:
         """
         self._complete()
         self._wanted, self._asked, self._last_s = False, False, time.monotonic()
-        copied = shard_file.snapshot(state)
+        copied = part_file.snapshot(state)
         self._saving = Saving(
             r, t, self._thread.submit(self._write, folder_of(self.run, r), copied), state.get("tau")
         )
@@ -143,7 +144,7 @@ class Checkpoints:
             self._commit_done.result()
 
     def finish(self) -> None:
-        """The same, and nothing is saved any more."""
+        """`settle`, and no more checkpoints after it."""
         self.settle()
         self._thread.shutdown()
 
@@ -153,7 +154,7 @@ class Checkpoints:
         if saving is not None and saving.r > max(0, r - 2 - self._control.lag):
             self._report_of(saving).result()  # all have written it
             self._saving = None
-            if self.shard == 0:
+            if self.part == 0:
                 remove(folder_of(self.run, saving.r))
         self.finish()
 
@@ -161,7 +162,7 @@ class Checkpoints:
         """Round r's, the last, turned out to be bad: go back to the one before, if there is one."""
         bad = folder_of(self.run, r)
         older = [p for p in newest_first(self.run) if p != bad and (p / MANIFEST).is_file()]
-        if self.shard == 0 and self.last == bad and older:
+        if self.part == 0 and self.last == bad and older:
             remove(bad)
             self.last = older[0]
 
@@ -181,9 +182,9 @@ class Checkpoints:
         if self.last == folder_of(self.run, r):
             self.last = None
 
-    def regroup(self, shard: int, count: int, about: dict[str, Any]) -> None:
-        """This process writes another shard from now on; the first checkpoint is due at once."""
-        self.shard, self.count, self._wanted = shard, count, True
+    def regroup(self, part: int, count: int, about: dict[str, Any]) -> None:
+        """This process writes another part from now on; the first checkpoint is due at once."""
+        self.part, self.count, self._wanted = part, count, True
         self.about = {**self.about, **about}
 
     # -- inside --------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class Checkpoints:
         if not all(bool(torch.isfinite(piece).all()) for piece in pieces):
             raise OSError(NOT_FINITE, "the model is not finite")
         folder.mkdir(parents=True, exist_ok=True)
-        written = shard_file.write(folder / shard_name(self.shard), state)
+        written = part_file.write(folder / part_name(self.part), state)
         if self._transport.trace is not None:
             now = time.perf_counter()
             self._transport.trace.span("checkpoint", "write", start, now, bytes=written.bytes)
@@ -202,8 +203,8 @@ class Checkpoints:
 
     def _report(self, saving: Saving) -> NDArray[np.float64]:
         """How writing went, in this process's row; zeros elsewhere, to be summed."""
-        rows = np.zeros((self.count, COLUMNS))
-        row = rows[self.shard]
+        table = np.zeros((self.count, COLUMNS))
+        row = table[self.part]
         error = saving.written.exception()
         if error is None:
             written = saving.written.result()
@@ -211,10 +212,10 @@ class Checkpoints:
             row[2:] = np.frombuffer(bytes.fromhex(written.sha256), dtype=">u4")
         else:
             row[0] = getattr(error, "errno", None) or -1
-        return rows.ravel()
+        return table.ravel()
 
     def _report_of(self, saving: Saving) -> Pending:
-        """Everybody's, on the way; waits for this process's thread."""
+        """The reports of all ranks, under way. Waits for this process's thread."""
         if saving.report is None:
             saving.report = self._transport.reduce(self._report(saving), "sum")
         return saving.report
@@ -225,22 +226,22 @@ class Checkpoints:
 
     def _commit(self, saving: Saving) -> None:
         """Blocks if the report has not arrived or not been asked for yet."""
-        rows = self._report_of(saving).result().reshape(self.count, COLUMNS)
+        table = self._report_of(saving).result().reshape(self.count, COLUMNS)
         self._saving = None
-        if self.shard != 0:
+        if self.part != 0:
             return
-        failed = [k for k in range(self.count) if rows[k, 0]]
+        failed = [k for k in range(self.count) if table[k, 0]]
         if failed:
-            self._lost(saving.r, failed[0], int(rows[failed[0], 0]))
+            self._lost(saving.r, failed[0], int(table[failed[0], 0]))
             self._commit_done = self._thread.submit(remove, folder_of(self.run, saving.r))
             return
         files = [
             {
-                "file": shard_name(k),
+                "file": part_name(k),
                 "bytes": int(row[1]),
                 "sha256": row[2:].astype(">u4").tobytes().hex(),
             }
-            for k, row in enumerate(rows)
+            for k, row in enumerate(table)
         ]
         manifest = {"format": FORMAT, "round": saving.r, "iteration": saving.t, "tau": saving.tau,
                     "time": time.time(), "shards": files, **self.about}  # fmt: skip
@@ -251,22 +252,22 @@ class Checkpoints:
         try:
             self._before_commit()  # rows of the rounds before it reach the disk first
             write_manifest(folder, manifest)
-            shard_file.sync_folder(folder.parent)
+            sync_folder(folder.parent)
         except OSError as error:
             self._lost(r, 0, error.errno or -1)
             with contextlib.suppress(OSError):
-                remove(folder)  # or it would keep the disk full
+                remove(folder)  # it would keep the disk full
             return
         self.last = folder
-        with contextlib.suppress(OSError):  # an old one too many does no harm
+        with contextlib.suppress(OSError):  # one old checkpoint too many does no harm
             prune(self.run, self.policy.keep)
 
-    def _lost(self, r: int, shard: int, problem: int) -> None:
+    def _lost(self, r: int, part: int, problem: int) -> None:
         if problem == NOT_FINITE:
             why = "the model is not finite"
         else:
             why = os.strerror(problem) if problem > 0 else "writing failed"
-        where = f"rank {shard}: " if self.count > 1 else ""
+        where = f"rank {part}: " if self.count > 1 else ""
         still = f"the last valid one is {self.last.name}" if self.last else "there is none yet"
         self.messages.append(
             f"warning: no checkpoint of round {r} ({where}{why}); the run goes on, {still}"

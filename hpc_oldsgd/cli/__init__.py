@@ -1,4 +1,4 @@
-"""Command lines: dataclasses in, one-line errors out. A thin layer over tyro.
+"""Command lines: dataclasses in, one-line errors out. A thin layer over argparse.
 
 Help texts are the docstrings under the fields. Whatever a user can get wrong becomes a UserError,
 which `guard` prints as `prog: message` before it exits with the error's code. Under a launcher all
@@ -7,38 +7,39 @@ ranks read the same command line, so only rank 0 prints.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
-import difflib
-import io
 import itertools
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import tyro
+from ..errors import UserError, nearest, unknown
+from ..launch.launcher import launcher_rank, launcher_size
+from . import fields
+from .fields import NOT_GIVEN, Positional, dashed, default_of, flags, options, summary, written
 
-from hpc_oldsgd.cli.fields import dashed, flags, options, shadow, summary
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.launch.launcher import launcher_rank, launcher_size
+__all__ = ["Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of"]
 
 T = TypeVar("T")
+NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 
 
 @contextlib.contextmanager
 def guard(prog: str) -> Iterator[None]:
     """Turn errors a user can act on into one line on stderr and an exit code.
 
-    Those are the errors with an `exit_code`. Rank 0 speaks for all; an error with a true `local`
-    attribute concerns one rank and is printed by that rank, with its number.
+    Those are the errors with an `exit_code`. Only rank 0 prints them. An error with a true `local`
+    attribute concerns one rank: that rank prints it, with its number.
     """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output has left, as `| head` does
+    except BrokenPipeError:  # the reader of our output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as raised:
@@ -55,7 +56,7 @@ def guard(prog: str) -> Iterator[None]:
 
 
 def _for_the_user(error: Exception) -> Exception:
-    """What the machine lacks, rather than this program, in one sentence."""
+    """An error of the machine, not of this program, as one sentence."""
     if isinstance(error, ModuleNotFoundError) and error.name == "mpi4py":
         return UserError("mpi4py is not installed: pip install mpi4py")
     if isinstance(error, (ImportError, RuntimeError)) and "MPI library" in str(error):
@@ -102,7 +103,8 @@ def dispatch(
                 usage = f"usage: {prog} COMMAND [--help] [OPTIONS]\n"
                 print(usage, description, "", *lines, sep="\n")
             return
-        _check_choice("command", arguments[0], commands)
+        if arguments[0] not in commands:
+            raise unknown("command", arguments[0], commands)
     main, config = commands[arguments[0]]
     run(main, config, prog=f"{prog} {arguments[0]}", argv=arguments[1:])
 
@@ -133,89 +135,78 @@ def parse_staged(
     adds the fields of OLDSGD as plain options. Returns base's instance and
     {"algorithm": OLDSGD(...)}. `defaults` replaces the defaults of fields by name.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    arguments = [_dashed_option(word) for word in (sys.argv[1:] if argv is None else argv)]
     defaults = defaults or {}
-    chosen: dict[str, str] = {}
     asks_help = not {"-h", "--help"}.isdisjoint(arguments)
+    chosen: dict[str, str] = {}
     for key, known in choices.items():
         default = next(field.default for field in options(base) if field.name == key)
-        words = values_of(arguments, key)
-        name = words[0] if words else defaults.get(key, default)
-        if name is not dataclasses.MISSING:
-            _check_choice(key, name, known)
+        name = (values_of(arguments, key) or [defaults.get(key, default)])[0]
+        if name in known:
             chosen[key] = name
+        elif name is not dataclasses.MISSING:
+            raise unknown(key, name, known)
         elif not asks_help:
             raise UserError(f"--{dashed(key)} is missing; known are {', '.join(known)}.")
+    types = {"base": base, **{key: choices[key][name] for key, name in chosen.items()}}
 
-    types: dict[str, type] = {"base": base}
-    types |= {key: choices[key][name] for key, name in chosen.items()}
-    owner: dict[str, str] = {}
-    for key, config in types.items():
-        for field in options(config):
-            if owner.setdefault(field.name, key) != key:
-                raise TypeError(f"{field.name} is in both {owner[field.name]} and {key}")
-
+    places = [word for word in written(base).values() if not word.startswith("--")]
+    parser = argparse.ArgumentParser(
+        prog, " ".join(["%(prog)s [-h] [OPTIONS]", *places]), description or summary(base),
+        allow_abbrev=False, exit_on_error=False,
+    )  # fmt: skip
+    parser._negative_number_matcher = NEGATIVE  # argparse's own takes -1e-3 for an option
     notes = {key: f"One of {', '.join(known)}." for key, known in choices.items()}
-    groups: list[Any] = [("base", Annotated[shadow(base, defaults, notes), tyro.conf.arg(name="")])]
+    fields.add_options(parser.add_argument, base, defaults, notes)
     for key, name in chosen.items():
-        title = tyro.conf.arg(name=f"{dashed(key)} {name}")
-        made = shadow(types[key], defaults, {})
-        groups.append((key, Annotated[made, title, tyro.conf.OmitArgPrefixes]))
-    parsed = _tyro(
-        dataclasses.make_dataclass("Options", groups),
-        arguments,
-        prog=prog,
-        description=description if description is not None else summary(base),
-        unknown=lambda token: _unknown(token, types, choices, chosen),
-    )
-    instances = {key: config(**vars(getattr(parsed, key))) for key, config in types.items()}
-    return instances.pop("base"), instances
+        group = parser.add_argument_group(f"{dashed(key)} {name} options")
+        fields.add_options(group.add_argument, types[key], defaults, {})
+    if asks_help:
+        if launcher_rank() == 0:
+            parser.print_help()
+        raise SystemExit(0)
+    given = _parse(parser, arguments, lambda word: _unknown(word, types, choices, chosen))
+    made = _make(types, {**defaults, **given})
+    return made.pop("base"), made
 
 
-def _tyro(
-    config: type,
-    argv: list[str],
-    *,
-    prog: Any,
-    description: Any,
-    unknown: Callable[[str], str | None],
-) -> Any:
-    """tyro.cli, with what it would print in a box raised as a UserError of one sentence."""
-    box, help_text = io.StringIO(), io.StringIO() if launcher_rank() else sys.stdout
+def _dashed_option(word: str) -> str:
+    """--batch_size is --batch-size."""
+    option, equals, value = word.partition("=")
+    return dashed(option) + equals + value if option.startswith("--") else word
+
+
+def _parse(
+    parser: argparse.ArgumentParser, argv: list[str], complaint: Callable[[str], str | None]
+) -> dict[str, Any]:
+    """What the user gave, by field name. `complaint` is about an option that is not known."""
     try:
-        with contextlib.redirect_stderr(box), contextlib.redirect_stdout(help_text):
-            parsed: Any
-            parsed, rest = tyro.cli(
-                config, args=argv, prog=prog, description=description, return_unknown_args=True
-            )
-    except SystemExit as stop:
-        if not stop.code:
-            raise
-        # A misspelt option explains a missing one.
-        rest = [word for word in argv if word.startswith("--") and unknown(word)]
-        if not rest:
-            raise UserError(_sentence(box.getvalue(), argv)) from None
+        # Intermixed: otherwise a place that may be empty gets nothing after an option.
+        parsed, rest = parser.parse_known_intermixed_args(argv)
+    except argparse.ArgumentError as error:
+        said = error.message if error.message.startswith("Cannot") else f"{error}; see --help."
+        # A misspelt option may be the reason.
+        misspelt = filter(None, (complaint(word) for word in argv if word.startswith("--")))
+        raise UserError(next(misspelt, said)) from None
+    rest = [word for word in rest if word != "--"]  # only says that no option follows
     if rest:
-        raise UserError(unknown(rest[0]) or f"Unexpected argument {rest[0]!r}.")
-    return parsed
+        raise UserError(complaint(rest[0]) or f"Unexpected argument {rest[0]!r}.")
+    given = {k: v for k, v in vars(parsed).items() if v is not NOT_GIVEN}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
 
 
-def _sentence(box: str, argv: list[str]) -> str:
-    """What a tyro error box says up to its first rule, as one sentence."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip("│ ") for line in box.splitlines()[1:]]
-    rules = [k for k, line in enumerate(lines) if line and not line.strip("─╰╯ ")]
-    said = [line for line in lines[: rules[0] if rules else None] if line]
-    text = " ".join(said)
-    if match := re.match(r"Error parsing (--[\w-]+)", text):
-        option = match[1]
-        takes = next((line for line in lines if line.startswith(option + " ")), option)
-        if values := values_of(argv, option[2:]):
-            return f"Cannot read {option} {' '.join(values)}: the option is {takes}."
-    text = re.sub(r"^Error parsing ", "Cannot read ", text)
-    if text.startswith("Missing from "):
-        missing = [line.split()[0] for line in said if re.match(r"(--[\w-]+|[A-Z_]+)( |$)", line)]
-        return f"Missing: {', '.join(missing)}; see --help."
-    return text[:1].upper() + text[1:] or "The command line cannot be read; see --help."
+def _make(types: Mapping[str, type], values: Mapping[str, Any]) -> dict[str, Any]:
+    """An instance of each type from its own values. UserError if one is missing."""
+    own: dict[str, dict[str, Any]] = {}
+    missing = []
+    for key, config in types.items():
+        names = written(config)
+        own[key] = {name: values[name] for name in names if name in values}
+        left = [f for f in options(config) if default_of(f) is dataclasses.MISSING]
+        missing += [names[f.name] for f in left if f.name not in own[key]]
+    if missing:
+        raise UserError(f"Missing: {', '.join(missing)}; see --help.")
+    return {key: config(**own[key]) for key, config in types.items()}
 
 
 def _unknown(
@@ -233,9 +224,8 @@ def _unknown(
         owners = [name for name, config in configs.items() if option in flags(config)]
         if owners:
             return f"{option} belongs to the {key} {' or '.join(owners)}, not to {chosen.get(key)}."
-    near = [flag for flag in known if flag.lower() == option.lower()]
-    near = near or difflib.get_close_matches(option, sorted(known), n=1)
-    return f"Unknown option {option}; " + (f"did you mean {near[0]}?" if near else "see --help.")
+    close = nearest(option, known)
+    return f"Unknown option {option}; " + (f"did you mean {close}?" if close else "see --help.")
 
 
 def values_of(argv: Sequence[str], name: str) -> list[str]:
@@ -247,10 +237,3 @@ def values_of(argv: Sequence[str], name: str) -> list[str]:
             following = itertools.takewhile(lambda w: not w.startswith("--"), argv[at + 1 :])
             found = [value] if equals else list(following)
     return found
-
-
-def _check_choice(key: str, name: str, options: Mapping[str, Any]) -> None:
-    if name not in options:
-        near = difflib.get_close_matches(str(name), options, n=1)
-        hint = f"did you mean {near[0]}? Known" if near else "known"
-        raise UserError(f"There is no {key} {name!r}; {hint} are {', '.join(options)}.")

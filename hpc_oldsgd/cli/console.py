@@ -13,7 +13,7 @@ LINES = 10  # where there is no terminal
 
 
 class Console:
-    """Silent unless `shown`: under MPI rank 0 alone speaks."""
+    """Silent unless `shown`: under MPI only rank 0 prints."""
 
     def __init__(self, prog: str, shown: bool = True) -> None:
         self.prog, self.shown = prog, shown
@@ -78,31 +78,31 @@ def describe(row: dict[str, Any]) -> str:
 
 def summary_lines(summary: dict[str, Any], folder: Path) -> str:
     """The closing table of a run."""
-    rows = [("run", summary["title"])]
+    lines = [("run", summary["title"])]
     if "test_accuracy" in summary:
-        rows.append(("test accuracy of the mean model", f"{summary['test_accuracy']:.2%}"))
+        lines.append(("test accuracy of the mean model", f"{summary['test_accuracy']:.2%}"))
     if "test_perplexity" in summary:
-        rows.append(("test perplexity of the mean model", f"{summary['test_perplexity']:.2f}"))
-    rows.append(("training loss of the mean model", f"{summary['train_loss']:.4f}"))
-    rows.append(("consensus distance", f"{summary['consensus']:.3e}"))
+        lines.append(("test perplexity of the mean model", f"{summary['test_perplexity']:.2f}"))
+    lines.append(("training loss of the mean model", f"{summary['train_loss']:.4f}"))
+    lines.append(("consensus distance", f"{summary['consensus']:.3e}"))
     unit = summary["time_unit"]
-    rows.append(("time", f"{summary['time']:.1f} {unit} for {summary['iteration']} iterations"))
-    rows.append(("step", f"{summary['step_s'] * 1e3:.2f} ms of wall time"))
+    lines.append(("time", f"{summary['time']:.1f} {unit} for {summary['iteration']} iterations"))
+    lines.append(("step", f"{summary['step_s'] * 1e3:.2f} ms of wall time"))
     if summary["hidden"] is None:
-        rows.append(("communication", "none"))
+        lines.append(("communication", "none"))
     else:
         scale, short = (1e3, "ms") if unit == "s" else (1.0, "units")
-        rows.append(
+        lines.append(
             (
                 "transfer",
                 f"{summary['transfer'] * scale:.2f} {short} per message, "
                 f"{summary['exposed'] * scale:.2f} {short} of it waited for",
             )
         )
-        rows.append(("hidden", f"{summary['hidden']:.1%} of the communication"))
+        lines.append(("hidden", f"{summary['hidden']:.1%} of the communication"))
     if lost := summary.get("lost"):
         gone = [f"rank {one['rank']} ({one['host']}) in round {one['round']}" for one in lost]
-        rows.append(("lost agents", ", ".join(gone)))
-    rows.append(("written to", str(folder)))
-    width = max(len(name) for name, _ in rows)
-    return "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+        lines.append(("lost agents", ", ".join(gone)))
+    lines.append(("written to", str(folder)))
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"  {name:<{width}}  {value}" for name, value in lines)

@@ -1,7 +1,12 @@
-"""A dataclass as command-line options: its fields, flags and help texts, in the form tyro reads."""
+"""A dataclass as command-line options: its fields, flags and help texts, for argparse.
+
+A field is a bool, int, float, str, Path, Literal or another class that is made from one word; one
+of these or None; or a tuple[T, ...] of these. The docstring under a field is its help text.
+"""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import dataclasses
 import functools
@@ -9,10 +14,13 @@ import inspect
 import itertools
 import textwrap
 import typing
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-import tyro
+T = TypeVar("T")
+Positional = Annotated[T, "positional"]
+"""A field of type Positional[str] is given by its place, without a name."""
+NOT_GIVEN = object()
 
 
 def options(config: type) -> list[dataclasses.Field[Any]]:
@@ -21,40 +29,79 @@ def options(config: type) -> list[dataclasses.Field[Any]]:
     return [f for f in shown if not f.name.startswith("_")]
 
 
+def written(config: type) -> dict[str, str]:
+    """Field name -> --name, or NAME of one that is given by its place."""
+    hints = typing.get_type_hints(config, include_extras=True)
+    places = [f.name for f in options(config) if hasattr(hints[f.name], "__metadata__")]
+    return {
+        f.name: f.name.upper() if f.name in places else f"--{dashed(f.name)}"
+        for f in options(config)
+    }
+
+
 def flags(config: type) -> set[str]:
     """What can be written on the command line: --name, and --no-name of a truth value."""
-    hints = typing.get_type_hints(config, include_extras=True)
-    names = [f.name for f in options(config) if not _positional(hints[f.name])]
-    no = {f"--no-{dashed(name)}" for name in names if hints[name] is bool}
-    return no.union(f"--{dashed(name)}" for name in names)
+    hints = typing.get_type_hints(config)
+    named = {name: word for name, word in written(config).items() if word.startswith("--")}
+    return {*named.values(), *(f"--no-{w[2:]}" for n, w in named.items() if hints[n] is bool)}
 
 
-def shadow(config: type, defaults: Mapping[str, Any], notes: Mapping[str, str]) -> type:
-    """The fields of `config` without its methods: tyro parses, and `config` itself checks later.
+def add_options(
+    add: Callable[..., Any], config: type, defaults: Mapping[str, Any], notes: Mapping[str, str]
+) -> None:
+    """Call `add`, an add_argument, for each field. Only what the user gives is in the result.
 
-    `defaults` replaces defaults, `notes` adds to help texts, both by field name.
+    `defaults` are shown in place of the fields' own, `notes` add to help texts, both by name.
     """
-    hints = typing.get_type_hints(config, include_extras=True)
-    docs = field_docs(config)
-    fields: list[Any] = []
+    hints, docs, names = typing.get_type_hints(config), field_docs(config), written(config)
     for field in options(config):
-        hint = hints[field.name]
-        text = " ".join(filter(None, [docs.get(field.name), notes.get(field.name)]))
-        if text:
-            hint = Annotated[hint, tyro.conf.arg(help=text)]
-        if _positional(hint):
-            hint = Annotated[hint, tyro.conf.arg(metavar=field.name.upper())]
-        copy: Any
-        if field.name in defaults:
-            copy = dataclasses.field(default_factory=functools.partial(defaults.get, field.name))
-        elif field.default_factory is not dataclasses.MISSING:
-            copy = dataclasses.field(default_factory=field.default_factory)
-        else:
-            copy = dataclasses.field(default=field.default)
-        fields.append((field.name, hint, copy))
-    made = dataclasses.make_dataclass(config.__name__, fields, kw_only=True)
-    made.__doc__ = summary(config)
-    return made
+        name, word = field.name, names[field.name]
+        parts = docs.get(name), notes.get(name), _shown(defaults.get(name, default_of(field)))
+        more = _argument(hints[name], word)
+        if word.startswith("--"):
+            argument = add(word, dest=name, default=argparse.SUPPRESS, **more)
+        else:  # argparse would read SUPPRESS as a word
+            more |= {} if more["nargs"] else {"nargs": "?", "default": NOT_GIVEN}
+            argument = add(name, **more | {"metavar": word})
+        argument.help = " ".join(filter(None, parts)).replace("%", "%%")
+
+
+def _argument(hint: Any, name: str) -> dict[str, Any]:
+    several = typing.get_origin(hint) is tuple
+    kind = typing.get_args(hint)[0] if several else hint
+    if kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    optional = type(None) in typing.get_args(kind)
+    if optional:
+        (kind,) = (k for k in typing.get_args(kind) if k is not type(None))
+    make, word = kind, getattr(kind, "__name__", "").upper()
+    if typing.get_origin(kind) is Literal:
+        known = {str(value): value for value in typing.get_args(kind)}
+        make, word = known.__getitem__, f"{{{','.join(known)}}}"
+    takes = f"{name} [{word} ...]" if several else f"{name} {word}"
+
+    def read(text: str) -> Any:
+        try:
+            return None if optional and text == "None" else make(text)
+        except (ValueError, KeyError, TypeError):
+            said = f"Cannot read {name} {text}: the option is {takes}."
+            raise argparse.ArgumentTypeError(said) from None
+
+    return {"type": read, "metavar": word, "nargs": "*" if several else None}
+
+
+def default_of(field: dataclasses.Field[Any]) -> Any:
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
+def _shown(default: Any) -> str:
+    """Nothing where the help text itself has to say what happens."""
+    if isinstance(default, bool):
+        default = "on" if default else "off"
+    elif isinstance(default, tuple):
+        default = " ".join(map(str, default))
+    return "" if default in (None, dataclasses.MISSING, "") else f"(default: {default})"
 
 
 @functools.cache
@@ -84,10 +131,6 @@ def summary(config: type) -> str:
     text = inspect.cleandoc(config.__doc__ or "")
     generated = text.startswith(f"{config.__name__}(")
     return "" if generated else " ".join(text.partition("\n\n")[0].split())
-
-
-def _positional(hint: Any) -> bool:
-    return tyro.conf.Positional in getattr(hint, "__metadata__", ())
 
 
 def dashed(name: str) -> str:

@@ -81,9 +81,9 @@ class Cifar10:
 def download(root: Path) -> None:
     """Fetch and unpack the published archive, by one process; the others wait for it.
 
-    Nothing is written where all of it is already, so a folder that is read only will do.
+    If all files are there already, nothing is written: the folder may be read-only.
     """
-    if _whole(root):
+    if _is_complete(root):
         return
     dataset = torchvision_shim.load("CIFAR-10").datasets.CIFAR10
     try:
@@ -95,7 +95,7 @@ def download(root: Path) -> None:
         raise UserError(f"CIFAR-10 could not be fetched from {dataset.url}: {reason}") from error
 
 
-def _whole(root: Path) -> bool:
+def _is_complete(root: Path) -> bool:
     for name, md5 in (published("train") | published("test")).items():
         try:
             content = (root / FOLDER / name).read_bytes()

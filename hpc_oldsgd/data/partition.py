@@ -6,14 +6,13 @@ so the order of ranks does not matter. Every sample goes to exactly one agent, n
 
 from __future__ import annotations
 
-import difflib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 from .seeding import Use, generator
 
 Ints = npt.NDArray[np.int64]
@@ -36,7 +35,7 @@ class Partition(ABC):
                 f"{n} agents cannot share {len(labels)} training samples: use fewer agents"
             )
         parts = self.deal(labels, n, generator(Use.PARTITION, seed))
-        _feed_the_empty(parts)
+        _fill_empty(parts)
         return [np.sort(part) for part in parts]
 
 
@@ -46,7 +45,7 @@ class Iid(Partition):
 
     def deal(self, labels: Ints, n: int, rng: np.random.Generator) -> list[Ints]:
         by_label = _sorted_by_label(labels, rng)
-        return [by_label[i::n] for i in range(n)]  # like cards: balances labels and sizes at once
+        return [by_label[i::n] for i in range(n)]  # one by one: balances labels and sizes
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,10 @@ class Label(Partition):
         count = round(self.s * len(labels))
         steps = np.arange(len(labels) + 1) * count // len(labels)
         sliced = np.diff(steps) == 1
-        slices = np.array_split(by_label[sliced], n)  # the first agents get the odd ones,
+        slices = np.array_split(by_label[sliced], n)  # the first agents get one more,
         uniform = by_label[~sliced]
-        hands = [uniform[i::n] for i in range(n)][::-1]  # here the last: sizes stay equal up to one
-        return [np.concatenate(both) for both in zip(slices, hands, strict=True)]
+        rest = [uniform[i::n] for i in range(n)][::-1]  # here the last: sizes differ by at most one
+        return [np.concatenate(both) for both in zip(slices, rest, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -108,9 +107,7 @@ def parse(text: str | Partition) -> Partition:
         return text
     name, colon, value = text.strip().partition(":")
     if name not in PARTITIONS:
-        near = difflib.get_close_matches(name, PARTITIONS, 1)
-        hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(PARTITIONS)
-        raise UserError(f"there is no partition {name!r}; {hint}")
+        raise unknown("partition", name, PARTITIONS)
     cls = PARTITIONS[name]
     if not colon:
         return cls()
@@ -141,9 +138,9 @@ def _dirichlet(alpha: float, n: int, rng: np.random.Generator) -> npt.NDArray[np
     return shares
 
 
-def _feed_the_empty(parts: list[Ints]) -> None:
-    """Each empty agent takes one sample of the agent that has most."""
+def _fill_empty(parts: list[Ints]) -> None:
+    """Each agent without samples takes one from the agent that has most."""
     for i, part in enumerate(parts):
         if len(part) == 0:
-            rich = max(range(len(parts)), key=lambda j: len(parts[j]))
-            parts[i], parts[rich] = parts[rich][-1:], parts[rich][:-1]
+            largest = max(range(len(parts)), key=lambda j: len(parts[j]))
+            parts[i], parts[largest] = parts[largest][-1:], parts[largest][:-1]

@@ -84,7 +84,7 @@ def _from_hub(name: str) -> Path:
 
     try:
         return Path(hf_hub_download(name, "tokenizer.json"))
-    except Exception as error:  # offline, unknown, gated: many kinds, the first line says which
+    except Exception as error:  # offline, unknown, no access: the first line says which
         reason = str(error).strip().split("\n")[0]
         raise UserError(
             f"there is no tokenizer folder {name} and the hub gave none of that name: {reason}"

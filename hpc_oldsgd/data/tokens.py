@@ -1,13 +1,14 @@
 """Token ids of a text, made once and kept in a file that all ranks map.
 
 The cache is two files: NAME.npy (ids) and NAME.json (where articles start, vocabulary, SHA-256 over
-both). NAME holds a hash of the text and the tokenizer, so a changed one is a new cache; a torn or
-damaged one fails its checksum and is made again.
+both). NAME holds a hash of the text and the tokenizer, so a change of either makes a new
+cache. A damaged cache fails its checksum and is made again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UserError
-from ..files import lock
-from .files import cache_dirs, cache_places, sha256, write_atomically
+from ..files import lock, write_atomically
+from .folders import cache_dirs, cache_places
 from .partition import Ints
 from .shard import Rows
 from .text import encode, load_tokenizer
@@ -67,13 +68,13 @@ def tokens(
     cache: Path | None = None,
     data: Path | None = None,
 ) -> Tokens:
-    """The tokens of a text file, from a cache or made by the first process to come.
+    """The tokens of a text file: from a cache, or made by the first process that asks.
 
-    The cache is the folder given, or one beside `data` or of the user's. One that cannot be
-    written to serves as well if the tokens are in it.
+    The cache is `cache`, or a folder beside `data`, or one in the user's home. A cache that cannot
+    be written to can still be read.
     """
     content = text.read_bytes()
-    key = sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
+    key = _sha256(VERSION, content, *(file.read_bytes() for file in tokenizer))[:16]
     name, data = f"{text.stem}-{key}", data or text.parent
     places = (cache,) if cache is not None else cache_places(data)
     found = next((read for place in places if (read := _read(place / name))), None)
@@ -115,8 +116,8 @@ def _write(stem: Path, content: bytes, files: tuple[Path, ...]) -> None:
     meta = {"articles": articles.tolist(), "vocab": vocab}
     meta["sha256"] = _checksum(buffer.getvalue(), meta)
     array, about = _files(stem)
-    write_atomically(array, buffer.getvalue())
-    write_atomically(about, json.dumps(meta).encode())
+    write_atomically(array, buffer.getvalue(), sync=True)
+    write_atomically(about, json.dumps(meta), sync=True)
 
 
 def _read(stem: Path) -> Stored | None:
@@ -133,9 +134,17 @@ def _read(stem: Path) -> Stored | None:
 
 
 def _files(stem: Path) -> tuple[Path, Path]:
-    """Not by with_suffix: of wiki.train-HASH it would leave wiki, which wiki.test-HASH is too."""
+    """Not by with_suffix: wiki.train-HASH and wiki.test-HASH would both become wiki."""
     return stem.with_name(f"{stem.name}.npy"), stem.with_name(f"{stem.name}.json")
 
 
 def _checksum(array: bytes, meta: dict[str, Any]) -> str:
-    return sha256(array, json.dumps([meta["articles"], meta["vocab"]]).encode())
+    return _sha256(array, json.dumps([meta["articles"], meta["vocab"]]).encode())
+
+
+def _sha256(*contents: bytes) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(len(content).to_bytes(8, "little"))
+        digest.update(content)
+    return digest.hexdigest()

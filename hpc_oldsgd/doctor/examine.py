@@ -21,8 +21,8 @@ from ..training.options import TrainOptions
 from . import findings, findings_network, links, machine, progress, report
 
 TAUS = tau_auto.Bounds()
-LIMIT_S = 600.0  # a network on which some rank is never heard
-MANY = 10  # local steps: past it half the bytes are worth more than their precision
+LIMIT_S = 600.0  # for a network on which some rank never answers
+MANY = 10  # local steps: above this, half the bytes are worth more than full precision
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ def _cores(host: str, members: Sequence[int], mine: Facts) -> Iterator[Finding]:
         yield Finding(
             "busy",
             f"{host} is busy with other work (load average {load:.1f} on "
-            f"{mine[0]['machine_cores']} cores): on its own it does better",
+            f"{mine[0]['machine_cores']} cores): results will be worse than on a quiet host",
             "Ask for whole nodes (sbatch --exclusive), or run the doctor again when it is quiet.",
         )
 

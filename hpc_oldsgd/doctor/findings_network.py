@@ -41,7 +41,7 @@ def of_links(
                 "Do not train on this network: update or replace the MPI, or take its transports "
                 "one by one (FI_PROVIDER=tcp, OMPI_MCA_pml=ob1) until it goes away.",
             )
-    # Shared memory has no cable; what differs there is who else computes.
+    # Shared memory has no cable: differences there come from other work on the cores.
     by_card = any(network.get("within a host", {}).get("cards", {}).values())
     slow = [
         e for e in edges.slow(links, hosts) if hosts[e["edge"][0]] != hosts[e["edge"][1]] or by_card

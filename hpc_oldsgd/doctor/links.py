@@ -19,7 +19,7 @@ SMALL, FIRST, LARGEST = 8, 1 << 16, 1 << 24  # bytes
 PINGS, REPEATS = 40, 3
 EDGE_S, ALL_S, TOTAL_S = 0.05, 0.1, 6.0  # one message of an edge, of all edges; everything
 SLOW, LATE, LATE_S = 0.5, 3.0, 50e-6
-LIMIT_S = 120.0  # for one edge: beyond it no byte comes through
+LIMIT_S = 120.0  # for one edge: after that, no byte comes through
 
 
 def edges_of(topology: Topology) -> list[Edge]:
@@ -72,7 +72,7 @@ def alone(
             measured.append(
                 {
                     "edge": list(mine),
-                    "latency_s": min(latency),  # the best is the link's, the rest is noise
+                    "latency_s": min(latency),  # the smallest is the link's own, the rest is noise
                     "bytes": size,
                     "bytes_per_s": size / min(took),
                     "intact": intact and whole,
@@ -118,7 +118,10 @@ def at_once(
             "took": {j: [run[k] for run in runs] for k, j in enumerate(peers)},
         }
         everybody = [json.loads(text) for text in gather_text(comm, json.dumps(own))]
-        for i, j in edges:  # both ways at once; who starts late finds the bytes there already
+        for (
+            i,
+            j,
+        ) in edges:  # both ways at once; a rank that starts late finds the bytes already there
             took = everybody[i]["took"][str(j)], everybody[j]["took"][str(i)]
             seconds[i, j] = min(map(max, *took))
         cards = network.by_place(
@@ -140,7 +143,7 @@ def slow(links: Sequence[dict[str, Any]], hosts: Sequence[str]) -> list[dict[str
         ]
         if len(kind) < 3:
             continue
-        # One bad card slows several edges, so the better quarter is what is usual.
+        # One bad card slows several edges, so the better quarter counts as usual.
         usual_rate = float(np.percentile([link["bytes_per_s"] for link in kind], 75))
         usual_wait = float(np.percentile([link["latency_s"] for link in kind], 25))
         for link in kind:

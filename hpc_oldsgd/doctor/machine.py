@@ -40,7 +40,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "interfaces": network.interfaces(),
         "extension": ops.build_info(),
         "versions": versions(),
-        # Wall clock less the clock that measures: a constant, to be compared between hosts.
+        # Wall clock minus the steady clock: a constant, compared between hosts.
         "wall_less_steady_s": time.time() - time.perf_counter(),
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 CARDS = Path("/sys/class/net")
 FABRIC = Path("/sys/class/infiniband")  # InfiniBand, Omni-Path and RoCE count here
 LOOPBACK, INFINIBAND = "772", "32"
-MOST = 0.5  # of the bytes: a card that saw as many has carried them
+MOST = 0.5  # of the bytes: a card that counted this share has carried them
 
 
 def place() -> str:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 Mode = Literal["none", "poll", "thread"]
 MODES: tuple[Mode, ...] = ("none", "poll", "thread")
 TAU, ROUNDS = 2, 4
-ROOM = 1.2  # tau gradients take as many times what the messages take alone
-LEAST_S = 0.004  # of a gradient: below it the period of polling shows, not the network
+ROOM = 1.2  # tau gradients take this many times as long as the messages alone
+LEAST_S = 0.004  # of a gradient: a shorter one would measure the polling period, not the network
 MESSAGE_S, LARGEST = 0.25, 1 << 26  # a rank holds it once, and once for each neighbour
 
 
@@ -64,7 +64,7 @@ def measure(
     for mode in modes:
         chosen = options(mode, grad_seconds)
         result = overlap.measure(chosen, OLDSGD(tau=TAU), made(mode), gradient, t_g, t_c)
-        # Of what the messages take alone: messages that nobody moves are under way for long.
+        # Relative to the time that the messages take alone: without progress they take much longer.
         hidden = 1 - result["exposed_s"] / t_c if comm.size > 1 else 1.0
         results.append({"mode": mode, **result, "hidden": max(0.0, hidden)})
     return {"bytes": nbytes, "t_c": t_c, "t_g": t_g, "staging": staging, "modes": results}

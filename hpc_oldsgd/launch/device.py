@@ -16,8 +16,8 @@ def choose_device(wanted: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
-    # With one GPU bound to each task it is device 0; where a rank sees all, it takes its own.
-    # Slurm's number comes last: mpirun hands every rank the batch script's, which is 0.
+    # If each task sees one GPU, it is device 0. If a rank sees all, it takes its own.
+    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
     local = next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0")
     device = torch.device("cuda", int(local) % torch.cuda.device_count())
     torch.cuda.set_device(device)
@@ -29,7 +29,7 @@ def set_threads(threads: int, sharing: int) -> None:
 
 
 def unseen_gpu(device: torch.device) -> str:
-    """What to tell whoever was given a GPU and trains on the CPU; nothing if all is well."""
+    """A warning if the job has a GPU and torch does not see it; else empty."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     if device.type == "cuda" or given in ("", "-1", "NoDevFiles"):
         return ""

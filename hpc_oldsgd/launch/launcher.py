@@ -1,4 +1,4 @@
-"""What mpirun or srun says of a job: before MPI is started, and against what MPI then says."""
+"""Rank and size as mpirun or srun set them, known before MPI starts; a check that MPI agrees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def launcher_size() -> int:
 
 
 def check_world(n: int) -> None:
-    """n is MPI's: where two MPIs are mixed every rank would train alone, and nobody would know."""
+    """`n` is the size that MPI sees: with two MPIs mixed, each rank would train alone, silently."""
     expected = launcher_size()
     if n == 1 and expected > 1:
         raise UserError(

@@ -1,8 +1,8 @@
 """A setting that Open MPI reads when it starts: imported with the package, before mpi4py.MPI.
 
-Over TCP Open MPI sends a large message as one fragment unless told, and what the other end must
-answer for a message of its own waits behind it on the same socket: as soon as ranks are out of
-step the two directions take turns, and hiding ends. A user's own value stays.
+By default Open MPI sends a large message over TCP as one fragment. The answers that the other end
+needs for its own message wait behind it on the same socket. As soon as ranks are out of step, the
+two directions take turns, and less is hidden. Small fragments avoid this. A user's own value stays.
 """
 
 from __future__ import annotations

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import tyro
-
-from hpc_oldsgd import cli
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.plot import curves, labels, timeline
-from hpc_oldsgd.runs import reader
-from hpc_oldsgd.runs.reader import Run
+from .. import cli
+from ..errors import UserError
+from ..runs import reader
+from ..runs.reader import Run
+from . import curves, labels, timeline
 
 PROG = "hpc_oldsgd.plot"
 
@@ -23,7 +21,7 @@ PROG = "hpc_oldsgd.plot"
 class Options:
     """Draw runs: loss, test metric and consensus against iterations and time, and a timeline."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
+    runs: cli.Positional[tuple[Path, ...]]
     """Folders of runs; they may still be going."""
     out: Path | None = None
     """Folder for the figures; without it plots/ in the run's folder, or here for several runs."""
@@ -62,7 +60,7 @@ def main(options: Options) -> None:
             print(f"{PROG}: {run.path} has no row of metrics yet")
         elif not run.ended:
             end = run.config.get("iterations", "?")
-            print(f"{PROG}: {run.path} has no end yet: iteration {run.rows[-1]['iteration']}/{end}")
+            print(f"{PROG}: {run.path} has not ended: iteration {run.rows[-1]['iteration']}/{end}")
     out = options.out or (Path() if len(options.runs) > 1 else options.runs[0]) / "plots"
     timelines = read_timelines(runs, options)
     begun = [run for run in runs if run.rows]
@@ -76,7 +74,7 @@ def main(options: Options) -> None:
 
 
 def with_runs(paths: Sequence[Path]) -> Sequence[Path]:
-    """Of what runs/* comes to, the folders that hold a run; one that is named alone must."""
+    """The folders that hold a run, out of runs/*; if none does, all of them, for the error."""
     others = [p for p in paths if p.exists() and not (p / "metrics.jsonl").is_file()]
     if len(others) == len(paths):
         return paths
@@ -110,7 +108,7 @@ def read_timelines(runs: list[Run], options: Options) -> list[timeline.Timeline]
     for run in traced:
         try:
             found.append(timeline.read(run, options.window(), options.ranks))
-        except timeline.TooShort as error:  # as of a run resumed at its end: its curves are there
+        except timeline.TooShort as error:  # as of a run resumed at its end; it still has curves
             if options.rounds or options.ranks:
                 raise
             print(f"{PROG}: no timeline: {error}")

@@ -10,7 +10,7 @@ from ..runs.reader import Run
 NAMED = ("algorithm", "task", "topology", "partition", "optimizer")  # a value that needs no name
 SYMBOLS = {"tau": "τ", "alpha": "α", "agents": "n", "name": ""}
 TITLE = ("task", "algorithm", "topology", "agents", "tau", "c", "alpha", "partition")
-# Told only when nothing else tells two runs apart.
+# Shown only if nothing else tells two runs apart.
 MINOR = (
     "iterations", "target", "eval_every", "eval_samples", "final_test", "progress", "staging",
     "threads", "gradients", "device", "native", "timeout", "machine", "commit", "data_dir",

@@ -11,12 +11,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hpc_oldsgd.errors import UserError
+from ..errors import UserError
 
 WIDTH = 7.2  # inches: the text of a page, or two columns
 # Okabe and Ito's colours, the dark ones first; yellow is left out, it fades on white.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#000000", "#e69f00", "#56b4e9")
-# Dashes turn over with every line too, so that a line shows through one that lies on it.
+# Dashes change with every line too, so that a line shows through another that covers it.
 DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.3, 1.2, 1.3)))
 INK, GREY = "#1e293b", "#94a3b8"
 

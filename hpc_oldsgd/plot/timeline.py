@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_oldsgd.errors import UserError
-
+from ..errors import UserError
 from ..runs.reader import Run, finite, read_object
 from . import style
 
-FLYING = ("flight", "reduce")
+IN_FLIGHT = ("flight", "reduce")
 COLOURS = {
     "compute": "#0072b2",
     "flight": "#e69f00",
@@ -150,7 +149,7 @@ def representative(
     quarter = len(windows) // 4
     middle = windows[quarter : len(windows) - quarter]
 
-    breaks = [s for s in spans if s.track in ("evaluate", "checkpoint") and not _flies(s)]
+    breaks = [s for s in spans if s.track in ("evaluate", "checkpoint") and not _in_flight(s)]
 
     def length(window: tuple[int, int]) -> float:
         return statistics.mean(begun[window[1]] - begun[window[0]] for begun in starts.values())
@@ -161,9 +160,9 @@ def representative(
             for span in breaks
         )
 
-    calm = [window for window in middle if not disturbed(window)] or middle
-    typical = statistics.median(map(length, calm))
-    return min(calm, key=lambda window: abs(length(window) - typical))
+    quiet = [window for window in middle if not disturbed(window)] or middle
+    typical = statistics.median(map(length, quiet))
+    return min(quiet, key=lambda window: abs(length(window) - typical))
 
 
 def save(timelines: Sequence[Timeline], stem: Path, formats: Sequence[str]) -> list[Path]:
@@ -200,16 +199,16 @@ def _layout(timeline: Timeline) -> tuple[Lanes, float]:
     for rank in timeline.ranks:
         lanes[rank, "thread", 0] = (top, LANE_IN)
         top += LANE_IN
-        flying = {(s.track, s.lane) for s in inside if s.rank == rank and _flies(s)}
-        for track, lane in sorted(flying, key=lambda row: (row[0] == "evaluate", row)):
+        flights = {(s.track, s.lane) for s in inside if s.rank == rank and _in_flight(s)}
+        for track, lane in sorted(flights, key=lambda row: (row[0] == "evaluate", row)):
             lanes[rank, track, lane] = (top, LANE_IN * 0.6)
             top += LANE_IN * 0.6
         top += GAP_IN
     return lanes, top - GAP_IN
 
 
-def _flies(span: Span) -> bool:
-    return span.track in FLYING or (span.track == "evaluate" and span.lane > 0)
+def _in_flight(span: Span) -> bool:
+    return span.track in IN_FLIGHT or (span.track == "evaluate" and span.lane > 0)
 
 
 def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str]:
@@ -217,7 +216,7 @@ def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str
     sliver = (end - origin) / 400  # a mix of microseconds still leaves a mark
     used = set()
     for span in timeline.inside():
-        row = (span.rank, span.track, span.lane) if _flies(span) else (span.rank, "thread", 0)
+        row = (span.rank, span.track, span.lane) if _in_flight(span) else (span.rank, "thread", 0)
         top, tall = lanes[row]
         a, b = max(span.start, origin), min(span.end, end)
         if span.track == "mix":
@@ -237,15 +236,15 @@ def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str
     tops = [lanes[rank, "thread", 0] for rank in timeline.ranks]
     axis.set_yticks([top + tall / 2 for top, tall in tops], [f"rank {r}" for r in timeline.ranks])
     axis.grid(True, axis="x")
-    axis.set_title(f"{timeline.run.label}: {said(timeline)}")
+    axis.set_title(f"{timeline.run.label}: {in_numbers(timeline)}")
     return used
 
 
 def _marks(axis: Any, timeline: Timeline, lanes: Lanes, origin: float) -> None:
     """Where rounds begin on each rank, and their numbers over the first."""
     for rank, begun in timeline.starts.items():
-        rows = [at for (owner, _, _), at in lanes.items() if owner == rank]
-        top, bottom = min(t for t, _ in rows), max(t + h for t, h in rows)
+        own = [at for (owner, _, _), at in lanes.items() if owner == rank]
+        top, bottom = min(t for t, _ in own), max(t + h for t, h in own)
         at = [begun[r] - origin for r in range(timeline.first, timeline.last + 1) if r in begun]
         axis.vlines(at, top - GAP_IN / 3, bottom + GAP_IN / 3, color=style.INK, linewidth=1.0,
                     zorder=4)  # fmt: skip
@@ -255,7 +254,7 @@ def _marks(axis: Any, timeline: Timeline, lanes: Lanes, origin: float) -> None:
         axis.text(middle, -0.05, f"round {r}", ha="center", va="bottom", fontsize=7)
 
 
-def said(timeline: Timeline) -> str:
+def in_numbers(timeline: Timeline) -> str:
     """The window in numbers: a round's length, a message's, and how much of it was hidden."""
     rounds = timeline.last - timeline.first
     length = statistics.mean(
@@ -264,7 +263,7 @@ def said(timeline: Timeline) -> str:
     )
     shown = [s for s in timeline.spans
              if s.round is not None and timeline.first <= s.round < timeline.last]  # fmt: skip
-    flights = [s.end - s.start for s in shown if s.track in FLYING]
+    flights = [s.end - s.start for s in shown if s.track in IN_FLIGHT]
     waits = [s.end - s.start for s in shown if s.track == "wait"]
     text = f"{_ms(length)} a round"
     if flights:

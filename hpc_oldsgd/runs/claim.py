@@ -1,6 +1,6 @@
 """One job at a time writes to a run's folder: a lock that the kernel frees when its process dies.
 
-On file systems without locks everybody goes on.
+On file systems without locks nothing is checked.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from ..errors import UserError
 
 NAME = ".lock"
-DYING_S = 10.0  # a rank of a job that was just killed may still be on its way out
+DYING_S = 10.0  # a rank of a job that was just killed may still be ending
 _claimed: dict[Path, int] = {}
 
 
 def claim(folder: Path) -> None:
-    """The run in this folder is written by this process alone, until `release` or its end.
+    """Only this process may write the run in this folder, until `release` or its end.
 
-    A POSIX lock: it is the process's, so that a second run in it may follow one that failed.
+    A POSIX lock belongs to the process: a second run in the same process may follow a failed one.
     """
     key = folder.resolve()
     if key in _claimed:
@@ -42,7 +42,7 @@ def claim(folder: Path) -> None:
                 "choose another --out"
             )
         time.sleep(0.1)
-    with contextlib.suppress(OSError):  # a full disk: then nobody is named
+    with contextlib.suppress(OSError):  # on a full disk the owner is not named
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {platform.node()}\n".encode())
     _claimed[key] = handle

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..files import write_atomically
 from ..training.options import RunOptions
 from ..transport import heartbeat
 from .claim import claim, release
@@ -39,10 +40,8 @@ class RunFolder:
         self.path = path
         self.problem = ""
         """Why the last row is not on the disk yet; it is tried again with the next."""
-        first = path / f".metrics.{os.getpid()}"
         try:
-            first.write_bytes(b"".join(map(_line, history)))
-            first.replace(path / "metrics.jsonl")
+            write_atomically(path / "metrics.jsonl", b"".join(map(_line, history)))
             self._metrics = os.open(path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None
@@ -74,9 +73,7 @@ class RunFolder:
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all: a reader never sees half a file."""
-        temporary = self.path / f".{name}.{os.getpid()}"
-        temporary.write_text(json.dumps(clean(content), indent=2) + "\n")
-        temporary.replace(self.path / name)
+        write_atomically(self.path / name, json.dumps(clean(content), indent=2) + "\n")
 
     def summary(self, content: dict[str, Any]) -> str:
         """Write summary.json; the problem if it cannot be."""

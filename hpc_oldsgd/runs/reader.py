@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_oldsgd.errors import UserError
+from ..errors import UserError
 
 Clock = Literal["wall", "simulated"]
 
@@ -106,7 +106,7 @@ def finite(value: Any) -> bool:
 
 
 def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A run that was killed and resumed repeats rows: what came later counts."""
+    """A run that was killed and resumed repeats rows: the later ones count."""
     kept: list[dict[str, Any]] = []
     for row in rows:
         while kept and kept[-1]["iteration"] >= row["iteration"]:

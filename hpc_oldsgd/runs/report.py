@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ..cli.console import Console, summary_lines
 from ..errors import UserError
 from ..tasks import Task
+from ..training import target
 from ..training.window import hidden
 from ..transport.heartbeat import clear
 from .folder import RunFolder
@@ -67,7 +67,6 @@ def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str
     last.pop("agent_loss", None)
     name, direction = task.primary
     values = [row[name] for row in rows if isinstance(row.get(name), (int, float))]
-    best = (max if direction == "max" else min)(values) if values else math.nan
     waited = [row for row in rows if row["hidden"] is not None and row["transfer"] > 0]
     transfer = sum(row["transfer"] for row in waited)
     exposed = sum(row["exposed"] for row in waited)
@@ -76,7 +75,7 @@ def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str
         "title": title,
         **last,
         "primary": name,
-        "best": best,
+        "best": target.best(values, direction),
         "transfer": transfer / len(waited) if waited else 0.0,
         "exposed": exposed / len(waited) if waited else 0.0,
         "hidden": hidden(exposed, transfer),

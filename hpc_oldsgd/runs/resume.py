@@ -15,7 +15,7 @@ from torch import nn
 
 from ..checkpoints import store
 from ..checkpoints.mean import mean_state_dict
-from ..checkpoints.shard_file import Unusable
+from ..checkpoints.part_file import Unusable
 from ..checkpoints.store import Checkpoint, Gather, run_of
 from ..errors import UserError
 from ..training.options import RunOptions

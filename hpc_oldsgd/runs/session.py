@@ -150,7 +150,7 @@ class Session:
             self.runner.transport,
             control,
             Policy(options.checkpoint_every, options.checkpoint_seconds, options.keep),
-            shard=backend.part,
+            part=backend.part,
             count=backend.parts,
             about={
                 "run": parts.identity,

@@ -26,6 +26,7 @@ from ..runs.reader import Run
 from ..runs.spec import Spec
 from ..tasks import Task
 from ..training.options import RunOptions, SimulateOptions
+from .collect import first
 
 DIVERGED = "diverged"  # a file in the folder of a run that no more steps will mend
 ROWS = 20  # of a run that is not told how often to measure
@@ -128,15 +129,6 @@ class Shelf:
         """One that is done if there is any, else the longest."""
         same = self._runs.get(cell.key, [])
         return max(same, key=lambda run: (cell.done(run), _worth(run)), default=None)
-
-
-def first(run: Run, target: float, name: str, direction: str) -> dict[str, Any] | None:
-    """The first row that meets the target."""
-    for row in run.rows:
-        value = row.get(name)
-        if value is not None and (value >= target if direction == "max" else value <= target):
-            return row
-    return None
 
 
 def _worth(run: Run) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""Run folders to tables and figures: what a job array, a scaling job or a row of runs by hand left.
+"""Run folders to tables and figures: of a job array, a scaling job or runs by hand.
 
 Reads folders only: no training code, no torch, so it runs on a login node.
 """
@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from .. import cli
 from ..errors import UserError
 from ..plot import curves, labels, style
 from ..runs import reader
-from ..runs.reader import Run
+from ..runs.reader import Run, finite
+from ..training import target
 
 PROG = "hpc_oldsgd.study collect"
 LINES = 12  # in one figure; of more runs the best tau of each algorithm is drawn
 # What a task is judged by, and the target when none is given, as a share of the best value.
-JUDGED = {"test_accuracy": (max, 0.95), "test_perplexity": (min, 1.1), "test_loss": (min, 1.1)}
+JUDGED: dict[str, tuple[target.Direction, float]] = {
+    "test_accuracy": ("max", 0.95), "test_perplexity": ("min", 1.1), "test_loss": ("min", 1.1),
+    "train_loss": ("min", 1.1),
+}  # fmt: skip
 
 Record = dict[str, Any]
 Table = list[Record]
@@ -33,7 +36,7 @@ Table = list[Record]
 class Options:
     """Tables (Markdown, CSV) and figures of all runs in a folder; they may still be going."""
 
-    folder: tyro.conf.Positional[Path]
+    folder: cli.Positional[Path]
     """The folder; runs are found at any depth."""
     out: Path | None = None
     """Folder for the results; the same folder if not given."""
@@ -85,13 +88,13 @@ def read(folder: Path, damaged: list[UserError]) -> list[Run]:
         if (path / "diverged").exists() and not (path / "metrics.jsonl").stat().st_size:
             damaged.append(UserError(f"{path} diverged before its first row."))
     begun = [path for path in found if (path / "metrics.jsonl").stat().st_size]
-    return [run for run in whole(begun, reader.read_one, damaged) if run.rows]
+    return [run for run in read_all(begun, reader.read_one, damaged) if run.rows]
 
 
-def whole(
+def read_all(
     paths: Iterable[Path], reads: Callable[[Path], list[Any]], damaged: list[UserError]
 ) -> list[Any]:
-    """One damaged folder does not cost the tables of all others."""
+    """A damaged folder is noted, and the others are still read."""
     found = []
     for path in paths:
         try:
@@ -146,7 +149,7 @@ def overlaps(folder: Path, damaged: list[UserError]) -> Table:
             for result in results
         ]
 
-    return whole(sorted(folder.rglob("overlap.txt")), read_one, damaged)
+    return read_all(sorted(folder.rglob("overlap.txt")), read_one, damaged)
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -154,24 +157,22 @@ def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> No
     """How long each run took to the target of its task."""
     for key, group in grouped(list(zip(runs, records, strict=True)), _task_of).items():
         judged = key[-1]
-        choose, share = JUDGED.get(judged, (min, 1.1))
+        direction, share = JUDGED[judged]
         sound = [run for run, line in group if line["state"] != "diverged"]
-        values = [v for run in sound for v in run.values(judged) if v == v]
-        target = wanted if wanted is not None else share * choose(values) if values else None
+        reached = target.best((v for run in sound for v in run.values(judged)), direction)
+        goal = wanted if wanted is not None or reached is None else share * reached
         for run, line in group:
-            line["target"] = target
+            line["target"] = goal
             line["time_to_target"] = None
-            if target is not None and line["state"] != "diverged":
-                line["time_to_target"] = reached(run, judged, target)
+            if goal is not None and line["state"] != "diverged":
+                row = first(run, goal, judged, direction) or {}
+                line["time_to_target"] = row["time"] if finite(row.get("time")) else None
 
 
-def reached(run: Run, key: str, target: float) -> float | None:
-    """When the first row that meets the target was measured."""
-    higher = JUDGED.get(key, (min, 0))[0] is max
-    for at, value in zip(run.values("time"), run.values(key), strict=True):
-        if value >= target if higher else value <= target:
-            return at
-    return None
+def first(run: Run, goal: float, key: str, direction: target.Direction) -> Record | None:
+    """The first row that meets the target."""
+    pairs = zip(run.rows, run.values(key), strict=True)
+    return next((row for row, value in pairs if target.met(goal, value, direction)), None)
 
 
 def scaling(records: Table) -> Table:

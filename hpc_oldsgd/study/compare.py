@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from .. import algorithms, cli, tasks
 from ..algorithms import Algorithm
 from ..cli.fields import dashed, flags
 from ..errors import Diverged, UserError
+from ..files import write_atomically
 from ..plot import curves, style
 from ..runs import folder as run_folder
 from ..runs.backend import Stacked
@@ -108,9 +108,7 @@ def write(path: Path, results: dict[str, Rows], notes: dict[str, str], primary: 
     )
     table = make_table(results, notes, primary) + "\n"
     for name, text in (("metrics.jsonl", "".join(rows)), ("compare.md", table)):
-        temporary = path / f".{name}.{os.getpid()}"
-        temporary.write_text(text)
-        temporary.replace(path / name)
+        write_atomically(path / name, text)
 
 
 def make_table(results: dict[str, Rows], notes: dict[str, str], primary: str) -> str:

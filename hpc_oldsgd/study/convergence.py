@@ -14,8 +14,8 @@ from . import engine, replay
 from .cells import Cell
 from .collect import Record
 from .figures import FORMATS
+from .grid import QUICK_ALGORITHMS, Grid, StudyOptions
 from .measure import Runs, beside, setting, state
-from .plans import QUICK_ALGORITHMS, Grid, StudyOptions
 from .report import Report, Section
 
 
@@ -115,7 +115,7 @@ def draw(cells: Sequence[Cell], runs: Runs, options: Options, stem: Path) -> lis
 
 
 def clear(runs: Sequence[curves.Run]) -> None:
-    """The title names c by itself: a run's own is not the figure's."""
+    """Remove the run's own c: the title names the c of the figure."""
     for run in runs:
         options = {k: v for k, v in run.config.get("options", {}).items() if k != "c"}
         run.config = {**run.config, "options": options}

@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .. import algorithms, topology
 from ..algorithms import Algorithm
-from ..errors import UserError
 from ..runtime.runner import Runner
 from ..simulation.stacked import StackedFlight, StackedReduction, StackedTransport
+from . import pages
+from .formulas import text_of
 from .report import markdown
-from .table1 import text_of
 
 N, D, ROUNDS = 4, 64, 3
-BEGIN, END = "<!-- costs: begin -->", "<!-- costs: end -->"
+KEY = "costs"  # of the table in a page
 
 
 @dataclass(frozen=True)
@@ -175,21 +175,15 @@ def table() -> str:
 
 
 def updated(text: str) -> str:
-    """A document with its table counted anew."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"the file has no {BEGIN} and {END} to put the table between")
-    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}"
+    """A page with its table counted again."""
+    return pages.with_block(text, table(), KEY)
 
 
 def main(options: Options) -> None:
     if options.write is None:
         print(table())
         return
-    if not options.write.is_file():
-        raise UserError(f"there is no file {options.write}")
-    options.write.write_text(updated(options.write.read_text()))
+    pages.write(options.write, table(), KEY)
     print(f"Updated {options.write}")
 
 

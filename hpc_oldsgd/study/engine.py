@@ -36,7 +36,7 @@ from ..runs.session import Session
 from ..runs.spec import Spec
 from ..tasks import Task
 from .cells import DIVERGED, Cell, Shelf
-from .plans import StudyOptions
+from .grid import StudyOptions
 from .report import duration
 
 SLICE_S = 0.5  # between two looks at the processes

@@ -1,4 +1,4 @@
-"""What the runs of a study come to: times to the target, and what a reader must know of them."""
+"""The results of a study's runs: times to the target, and what a reader must know of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..runs.reader import Run
 from . import paper, replay
-from .cells import DIVERGED, Cell, first
-from .collect import Record, Table
+from .cells import DIVERGED, Cell
+from .collect import Record, Table, first
 from .report import Section
 
 Runs = Mapping[str, Run]
@@ -59,7 +59,7 @@ def mean_reached(
     cells: Sequence[Cell], runs: Runs, c: float, slow: tuple[str, ...] = (),
     degree_aware: bool = False,
 ) -> tuple[float, float] | tuple[None, None]:  # fmt: skip
-    """(time, iterations) over the seeds; nothing where one is missing or missed the target."""
+    """Means of (time, iterations) over the seeds; None if a run is missing or missed the target."""
     there = (reached(x, runs[x.key], c, slow, degree_aware) for x in cells if x.key in runs)
     pairs = [pair for pair in there if pair is not None]
     if not pairs or len(pairs) < len(cells):

@@ -10,21 +10,25 @@ from pathlib import Path
 
 from ..errors import UserError
 
-# Where runs lie, and how many at a time, is not what a reader has to repeat.
+# A reader need not repeat where runs are, or how many run at a time.
 LEFT_OUT = ("out", "write", "also", "jobs", "report-only")
 
 
 def write(page: Path, block: str, key: str) -> None:
-    begin, end = f"<!-- {key}: begin -->", f"<!-- {key}: end -->"
     if not page.is_file():
-        raise UserError(f"--write: there is no {page}")
-    text = page.read_text()
+        raise UserError(f"--write: there is no file {page}")
+    page.write_text(with_block(page.read_text(), block, key))
+
+
+def with_block(text: str, block: str, key: str) -> str:
+    """The page with a new block between its two markers."""
+    begin, end = f"<!-- {key}: begin -->", f"<!-- {key}: end -->"
     if text.count(begin) != 1 or text.count(end) != 1:
-        raise UserError(f"--write: {page} has no block between {begin} and {end}")
+        raise UserError(f"--write: the page has no block between {begin} and {end}")
     head, _, rest = text.partition(begin)
     tail = rest.partition(end)[2]
     inside = block.strip("\n")  # spaces before a command are its layout
-    page.write_text(f"{head}{begin}\n\n{inside}\n\n{end}{tail}")
+    return f"{head}{begin}\n\n{inside}\n\n{end}{tail}"
 
 
 def picture(source: Path, target: Path) -> None:

@@ -37,7 +37,7 @@ class Section:
     figures: Sequence[Path] = ()
     """PNG files beside the report, each with an SVG of the same name."""
     shown: Table = field(default_factory=list)
-    """What a reader sees in place of a table that is long."""
+    """A shorter table that readers see instead."""
 
     @property
     def visible(self) -> Table:
@@ -141,7 +141,7 @@ def command() -> str:
 
 
 def _paragraphs(texts: Sequence[str]) -> list[str]:
-    """Items of a list stand together."""
+    """No empty lines between the items of a list."""
     lines: list[str] = []
     for text in texts:
         if text.startswith("- ") and lines[-2:-1] and lines[-2].startswith("- "):

@@ -36,7 +36,7 @@ Floats = NDArray[np.float64]
 D, SAMPLES, SEED = 20, 16, 0
 SIGMA = 1.0  # of the noise on every coordinate of a quadratic's gradient
 ALPHA = {"quadratic": 0.02, "logistic": 0.1}
-ROWS = 40  # per run
+MEASUREMENTS = 40  # in a run
 TAIL = 0.25  # of a run: the mean there is where it ended
 
 
@@ -115,9 +115,9 @@ class Logistic:
         self.best = self._newton()
 
     def gradient(self, X: Floats, k: int) -> Floats:
-        rows = np.arange(len(X))
+        agents = np.arange(len(X))
         picks = self.draw.integers(0, SAMPLES, len(X))
-        a, y = self.A[rows, picks], self.y[rows, picks]
+        a, y = self.A[agents, picks], self.y[agents, picks]
         weight = -y / (1 + np.exp(y * (a * X).sum(1)))
         return weight[:, None] * a + 0.01 * X
 
@@ -176,7 +176,7 @@ def main(options: Options) -> None:
 
 
 def folder(known: Record) -> str:
-    """A quick run lies beside the full one, not in its place."""
+    """A quick run does not replace the full one."""
     return "{problem}-{algorithm}-tau{tau}-{topology}-n{agents}-c{c:g}-{iterations}".format(**known)
 
 
@@ -200,10 +200,10 @@ def run(known: Record, path: Path) -> None:
     X = torch.zeros(n, D, dtype=torch.float64)
     runner = Plain(X, algorithm, StackedTransport(graph, clock), ALPHA[known["problem"]])
     rounds = -(-known["iterations"] // known["tau"])
-    every, f_best = max(1, rounds // ROWS), problem.loss(problem.best)
+    every, f_best = max(1, rounds // MEASUREMENTS), problem.loss(problem.best)
     run_folder.prepare(path, overwrite=True)
-    rows = run_folder.RunFolder(path)
-    rows.write(
+    files = run_folder.RunFolder(path)
+    files.write(
         "config.json",
         {"known": known, "options": {"c": known["c"]}, "agents": n,
          "algorithm": {"name": algorithm.name, **algorithm.options()},
@@ -219,7 +219,7 @@ def run(known: Record, path: Path) -> None:
             mean = x.mean(0)
             gap = problem.loss(mean) - f_best
             apart = float(np.square(x - mean).sum(1).mean())
-            rows.row({"round": runner.r, "iteration": runner.t, "time": float(clock.t.max()),
+            files.row({"round": runner.r, "iteration": runner.t, "time": float(clock.t.max()),
                       "train_loss": gap, "consensus": apart})  # fmt: skip
         if runner.r == rounds:
             runner.stop()
@@ -230,8 +230,8 @@ def run(known: Record, path: Path) -> None:
         runner.advance(torch.from_numpy(problem.gradient(X.numpy(), runner.t)))
     runner.finish()
     seconds = time.perf_counter() - start
-    rows.summary({"time_unit": "units", "seconds": seconds, "gradients": n * runner.t})
-    rows.close()
+    files.summary({"time_unit": "units", "seconds": seconds, "gradients": n * runner.t})
+    files.close()
 
 
 def read(path: Path, known: Record) -> reader.Run | None:

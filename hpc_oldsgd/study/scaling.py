@@ -15,8 +15,8 @@ from typing import Literal
 from . import engine, figures, paper
 from .cells import Cell
 from .collect import Record, Table, ratio
+from .grid import Grid, StudyOptions
 from .measure import Runs, beside, comma, mean_reached, setting, state
-from .plans import Grid, StudyOptions
 from .report import Report, Section
 
 Rule = Literal["fixed", "sqrt", "linear"]
@@ -82,11 +82,11 @@ def main(options: Options) -> None:
 
 
 def start(grid: Grid) -> tuple[float, int]:
-    """One agent's step size and iterations: the plan's own, for a small task smaller and longer."""
+    """One agent's step size and iterations: a small task takes smaller steps, and more of them."""
     by = 1.0 if grid.task.name in paper.MODEL_OF else SMALLER
-    alpha = grid.options.alpha or grid.base.alpha or grid.plan.alpha / by
+    alpha = grid.options.alpha or grid.base.alpha or grid.defaults.alpha / by
     return alpha, grid.options.iterations or grid.base.iterations or round(
-        grid.plan.iterations * by
+        grid.defaults.iterations * by
     )
 
 

@@ -11,8 +11,8 @@ from .. import algorithms
 from . import engine, figures, paper
 from .cells import Cell
 from .collect import Record, Table, ratio
+from .grid import QUICK_ALGORITHMS, QUICK_TAUS, TAUS, Grid, StudyOptions
 from .measure import Runs, beside, comma, fastest, setting, state, table
-from .plans import QUICK_ALGORITHMS, QUICK_TAUS, TAUS, Grid, StudyOptions
 from .report import Report, Section
 
 READING = (

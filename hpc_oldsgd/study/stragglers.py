@@ -1,7 +1,7 @@
 """One slow agent: what it costs, and what is left of the overlap's gain.
 
 All agents wait for the slow one in every round, overlapped or not. No iterate changes, so in the
-simulator the runs of the other studies serve and only the clock is turned; over MPI each factor is
+simulator the runs of the other studies are used again, with another clock; over MPI each factor is
 a run in which rank 0 takes as much longer.
 """
 
@@ -15,8 +15,8 @@ from ..errors import UserError
 from . import engine, figures
 from .cells import Cell
 from .collect import Record, Table, ratio
+from .grid import Grid, StudyOptions
 from .measure import beside, comma, mean_reached, setting, state
-from .plans import Grid, StudyOptions
 from .report import Report, Section
 
 
@@ -97,7 +97,7 @@ def slow(factor: float) -> tuple[str, ...]:
 
 
 def made(grid: Grid, options: Options, name: str, factor: float) -> list[Cell]:
-    """A cell for each seed; over MPI no clock can be turned, and the rank itself is slow."""
+    """A cell for each seed; over MPI the rank itself is made slow."""
     return grid.cells(
         [name], [options.tau], partition=options.partition, agents=options.agents,
         slow=slow(factor) if options.mpi and factor > 1 else (),

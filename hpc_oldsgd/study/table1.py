@@ -1,13 +1,9 @@
-"""The paper's Table 1: what a round of each algorithm costs, formula beside measured.
-
-The formulas live here and in the docs, and nowhere in the code that is measured: neither the clock
-nor a schedule knows one.
-"""
+"""The paper's Table 1: what a round of each algorithm costs, formula beside measured."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,35 +15,10 @@ from ..errors import UserError
 from ..simulation.trajectory import trajectory
 from . import figures
 from .collect import Record, Table
+from .formulas import WARM_UP, Measured, evaluate, text_of
 from .report import Report, Section, duration
 
-WARM_UP = 2  # rounds; LUGT's first has one message less than the others
 TOLERANCE = 1e-9
-
-
-@dataclass(frozen=True)
-class Formula:
-    """A round's time; `at(tau, c, a)` with a the time of an all-reduce, 2(n-1)/n c on a ring."""
-
-    text: str
-    at: Callable[[float, float, float], float]
-
-
-FORMULAS = {
-    "oldsgd": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
-    "ldsgd": Formula("tau + c", lambda tau, c, a: tau + c),
-    "dsgd": Formula("1 + c", lambda tau, c, a: tau + c),
-    "dsgd_cta": Formula("max(1, c)", lambda tau, c, a: max(tau, c)),
-    "kgt": Formula("max(tau, c) + c", lambda tau, c, a: max(tau, c) + c),
-    "lugt": Formula("tau + 2c", lambda tau, c, a: tau + 2 * c),
-    "led": Formula("tau + c", lambda tau, c, a: tau + c),
-    "lsgd": Formula("tau + 2(n-1)/n c", lambda tau, c, a: tau + a),
-    "olgt": Formula("max(tau, 2c)", lambda tau, c, a: max(tau, 2 * c)),
-    "oled": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
-    "cocod": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
-    "overlap_local_sgd": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
-    "co2": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
-}
 
 
 @dataclass(frozen=True)
@@ -103,41 +74,30 @@ class Options:
         return sorted(self.agents)[:1] if self.quick else self.agents
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measurement: units of a gradient in virtual time, seconds over MPI."""
-
-    algorithm: str
-    formula: str
-    n: int
-    tau: int
-    c: float
-    expected: float | None
-    measured: float
-
-
 def main(options: Options) -> int:
     if options.mpi:
-        from .table1_mpi import measure  # starts MPI
+        from .table1_mpi import measure  # the import starts MPI
 
-        text, rows = measure(options)
+        text, measured = measure(options)
         code = 0
     else:
-        rows = list(virtual(options))
+        measured = list(virtual(options))
         worst = max(
-            (abs(r.measured - r.expected) for r in rows if r.expected is not None), default=0
+            (abs(r.measured - r.expected) for r in measured if r.expected is not None), default=0
         )
         text = [
             f"{options.topology}, in units of a gradient; formula / measured in the virtual clock.",
-            f"Largest difference in {len(rows)} cells: {worst:.1e}.",
+            f"Largest difference in {len(measured)} cells: {worst:.1e}.",
         ]
         code = int(worst > TOLERANCE)
-    if text:  # rank 0 speaks
-        Report("Table 1: the time of a round", sections(rows, text, options)).publish(options.out)
+    if text:  # rank 0
+        Report("Table 1: the time of a round", sections(measured, text, options)).publish(
+            options.out
+        )
     return code
 
 
-def virtual(options: Options) -> Iterable[Row]:
+def virtual(options: Options) -> Iterable[Measured]:
     made = (
         (n, name, tau, algorithms.with_tau(name, tau))
         for n in options.sizes for name in options.names for tau in options.taus
@@ -154,7 +114,7 @@ def virtual(options: Options) -> Iterable[Row]:
         for c in options.c:
             expected = evaluate(name, tau, c, 2 * (n - 1) / n * c)
             measured = round_time(algorithm, options.topology, n, c)
-            yield Row(name, text_of(name), n, tau, c, expected, measured)
+            yield Measured(name, text_of(name), n, tau, c, expected, measured)
 
 
 def _work(cell: tuple[int, str, int, Algorithm]) -> int:
@@ -168,30 +128,21 @@ def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
     return float(run.time[-1] - run.time[-2])
 
 
-def evaluate(name: str, tau: float, c: float, a: float) -> float | None:
-    """None for an algorithm of another package: there is a measurement but no formula."""
-    return FORMULAS[name].at(tau, c, a) if name in FORMULAS else None
-
-
-def text_of(name: str) -> str:
-    return FORMULAS[name].text if name in FORMULAS else "?"
-
-
-def sections(rows: Sequence[Row], text: Sequence[str], options: Options) -> list[Section]:
+def sections(measured: Sequence[Measured], text: Sequence[str], options: Options) -> list[Section]:
     """One for each n; the first has the CSV of all cells and the figure."""
     number = "{:.4f}" if options.mpi else "{:g}"
-    sizes = list(dict.fromkeys(r.n for r in rows))
-    made = [Section(f"n = {n}", (), table(rows, n, number)) for n in sizes]
+    sizes = list(dict.fromkeys(r.n for r in measured))
+    made = [Section(f"n = {n}", (), table(measured, n, number)) for n in sizes]
     if made:
         made[0].text, made[0].shown = text, made[0].table
-        made[0].table, made[0].name = [asdict(r) for r in rows], "table1"
-        made[0].figures = draw([r for r in rows if r.n == sizes[0]], options.out)
+        made[0].table, made[0].name = [asdict(r) for r in measured], "table1"
+        made[0].figures = draw([r for r in measured if r.n == sizes[0]], options.out)
     return made
 
 
-def table(rows: Sequence[Row], n: int, number: str) -> Table:
+def table(measured: Sequence[Measured], n: int, number: str) -> Table:
     """A line per algorithm, `formula / measured` in the cells."""
-    here = [r for r in rows if r.n == n]
+    here = [r for r in measured if r.n == n]
     columns = dict.fromkeys(f"tau {r.tau}, c {r.c:.3g}" for r in here)
     lines: dict[str, Record] = {}
     for r in here:
@@ -202,18 +153,18 @@ def table(rows: Sequence[Row], n: int, number: str) -> Table:
     return list(lines.values())
 
 
-def draw(rows: Sequence[Row], out: Path) -> Sequence[Path]:
+def draw(measured: Sequence[Measured], out: Path) -> Sequence[Path]:
     """Measured, over tau; a panel for each c."""
-    if len({r.tau for r in rows}) < 2:
+    if len({r.tau for r in measured}) < 2:
         return []
     panels = []
-    for c in dict.fromkeys(r.c for r in rows):
-        here = [r for r in rows if r.c == c]
+    for c in dict.fromkeys(r.c for r in measured):
+        here = [r for r in measured if r.c == c]
         drawn: dict[str, figures.Points] = {
             name: ([r.tau for r in here if r.algorithm == name],
                    [r.measured for r in here if r.algorithm == name])
             for name in dict.fromkeys(r.algorithm for r in here)
         }  # fmt: skip
-        panels.append(figures.Panel(f"n = {rows[0].n}, c = {c:.3g}", drawn))
+        panels.append(figures.Panel(f"n = {measured[0].n}, c = {c:.3g}", drawn))
     out.mkdir(parents=True, exist_ok=True)
     return figures.lines(out / "table1", panels, "tau", "time of a round", log="xy")

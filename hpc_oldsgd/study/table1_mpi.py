@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,15 +14,18 @@ from ..algorithms import Algorithm, with_tau
 from ..runtime.plain import Plain
 from ..topology import Topology
 from ..transport.mpi import MpiTransport, world
+from .formulas import WARM_UP, Measured, evaluate, text_of
 from .report import duration
-from .table1 import WARM_UP, Options, Row, evaluate, text_of
+
+if TYPE_CHECKING:
+    from .table1 import Options
 
 ALONE = 7  # repetitions of a message that is timed alone
 QUICK_ROUNDS = 3
 
 
-def measure(options: Options) -> tuple[list[str], list[Row]]:
-    """What to know of the rows, and the rows; no text on ranks other than 0. Collective."""
+def measure(options: Options) -> tuple[list[str], list[Measured]]:
+    """What a reader must know, on rank 0, and the measurements. Collective."""
     comm = world()
     graph = topology.from_name(options.topology, comm.size)
     torch.set_num_threads(1)
@@ -42,19 +46,19 @@ def measure(options: Options) -> tuple[list[str], list[Row]]:
         seconds = (WARM_UP + rounds) * sum(e or 0.0 for e in expected)
         print(f"{len(cells)} cells, {duration(seconds)}", flush=True)
     c = c_s / g_s if g_s else float("inf")
-    rows = [
-        Row(name, text_of(name), comm.size, made.tau, c, known,
+    measured = [
+        Measured(name, text_of(name), comm.size, made.tau, c, known,
             round_seconds(options, made, graph, x, rounds))
         for (name, made), known in zip(cells, expected, strict=True)
     ]  # fmt: skip
     if comm.rank:
-        return [], rows
+        return [], measured
     return [
         f"{comm.size} ranks, {options.topology}, {options.model_bytes / 1e6:g} MB; formula / "
         f"measured, medians of {rounds} rounds, in seconds.",
         f"alone: gradient {g_s:.4f} s, exchange c {c_s:.4f} s, ring all-reduce {a_s:.4f} s (in "
         "place of 2(n-1)/n c: an exchange is a message to every neighbour).",
-    ], rows
+    ], measured
 
 
 def alone(transport: MpiTransport, action: Callable[[int], object]) -> float:

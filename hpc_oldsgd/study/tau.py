@@ -9,8 +9,8 @@ from pathlib import Path
 
 from . import engine, figures, speedup
 from .collect import Record, Table
+from .grid import Grid
 from .measure import beside, comma, fastest, setting, state, table
-from .plans import Grid
 from .report import Report, Section
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from .. import topology as topologies
 from ..topology import Topology
 from . import engine, figures
-from .cells import Cell, first
-from .collect import Record, Table
+from .cells import Cell
+from .collect import Record, Table, first
+from .grid import Grid, StudyOptions
 from .measure import Runs, beside, reached, setting, state
-from .plans import Grid, StudyOptions
 from .report import Report, Section
 
 

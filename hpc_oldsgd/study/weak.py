@@ -1,8 +1,8 @@
 """Weak scaling over real MPI: seconds a round on 2 to 32 ranks, with a gradient that sleeps.
 
-An agent of OLDSGD talks to as many neighbours on any ring, so its round stays as long as it is; a
+An agent of OLDSGD has two neighbours on any ring, so its round takes as long on more ranks. A
 ring all-reduce takes 2(n-1)/n of a message and 2(n-1) steps. Each size is one start of `bench
-overlap`, on the slow network of benchmarks/slow_net.sh or whatever --launcher names.
+overlap`, on the slow network of bench/slow_net.sh, or by what --launcher names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from typing import Any
 from tqdm import tqdm
 
 from ..algorithms import get
+from ..bench import SLOW_NET
 from ..errors import UserError
+from ..files import replacing
 from . import figures
 from .collect import Table
 from .costs import count
 from .report import Report, Section, duration
 
-SLOW_NET = Path(__file__).parents[2] / "benchmarks" / "slow_net.sh"
 WARM_UP = 2  # rounds that `bench overlap` adds
 
 
@@ -64,8 +65,6 @@ class Options:
             raise UserError("--ranks must be at least 2: one rank has nobody to talk to.")
         if self.launcher and "{n}" not in self.launcher:
             raise UserError(f"--launcher needs {{n}} for the number of ranks: {self.launcher!r}")
-        if not self.launcher and not SLOW_NET.is_file():
-            raise UserError("benchmarks/slow_net.sh is not here: name a --launcher.")
 
     @property
     def sizes(self) -> list[int]:
@@ -129,7 +128,7 @@ def name(options: Options, n: int) -> str:
 
 def plain(command: str) -> str:
     """As a reader would type it, from the project's folder."""
-    root = str(SLOW_NET.parents[1])
+    root = str(SLOW_NET.parents[2])
     return command.replace(sys.executable, "python").replace(f"{root}/", "")
 
 
@@ -140,14 +139,13 @@ def measure(options: Options, n: int, folder: Path) -> None:
         raise UserError(f"There is no {command[0]}: name what starts MPI with --launcher.")
     here = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
-    with (folder / "overlap.part").open("w") as file:
+    with replacing(folder / "overlap.txt") as part, part.open("w") as file:
         ended = subprocess.run(
             command, stdout=file, stderr=subprocess.PIPE, text=True, env=environment
         )
-    if ended.returncode:
-        last = ended.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise UserError(f"{n} ranks ended with {ended.returncode}: {last[0]}")
-    (folder / "overlap.part").replace(folder / "overlap.txt")
+        if ended.returncode:
+            last = ended.stderr.strip().splitlines()[-1:] or ["it said nothing"]
+            raise UserError(f"{n} ranks ended with {ended.returncode}: {last[0]}")
 
 
 def read(folder: Path, options: Options) -> dict[str, Any] | None:

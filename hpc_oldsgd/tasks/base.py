@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..data import Batch, Partition, Samples, Shard, Source, parse, to_device
-from ..data.files import data_dir
+from ..data.folders import data_dir
 from ..data.partition import Ints
 from ..data.seeding import Use, generator
 from ..data.shard import Rows, check_finite

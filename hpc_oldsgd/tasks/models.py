@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 from ..data import torchvision_shim
-from ..errors import UserError
+from ..errors import UserError, unknown
 
 Size = Literal["small", "mini", "tiny"]
 GPT2_SIZES: dict[str, dict[str, int]] = {
@@ -68,7 +68,7 @@ def gpt2(
 ) -> nn.Module:
     """transformers' GPT-2, the output layer tied to the embedding."""
     if size not in GPT2_SIZES:
-        raise UserError(f"there is no GPT-2 size {size!r}; known: {', '.join(GPT2_SIZES)}")
+        raise unknown("GPT-2 size", size, GPT2_SIZES)
     transformers = _transformers()
     positions = max(GPT2_POSITIONS, seq)
     config = transformers.GPT2Config(
@@ -91,7 +91,7 @@ def pretrained_gpt2(name: str, vocab: int, seq: int, dropout: float) -> nn.Modul
             output_loading_info=True,
             **_dropout(dropout),
         )
-    except Exception as error:  # offline, torn, odd: files of others raise many kinds
+    except Exception as error:  # files from elsewhere fail in many ways
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise UserError(f"GPT-2 weights could not be loaded from {name}: {reason}") from error
     # The output layer is the embedding; anything else that is missing was drawn at random.

@@ -3,7 +3,7 @@
 topology.from_name("ring", 9).neighbours(0)   # ((1, 0.333...), (8, 0.333...))
 """
 
-from hpc_oldsgd.topology.build import (
+from .build import (
     NAMES,
     WEIGHTS,
     from_file,
@@ -11,6 +11,6 @@ from hpc_oldsgd.topology.build import (
     from_name,
     from_networkx,
 )
-from hpc_oldsgd.topology.core import Topology
+from .core import Topology
 
 __all__ = ["NAMES", "WEIGHTS", "Topology", "from_file", "from_matrix", "from_name", "from_networkx"]

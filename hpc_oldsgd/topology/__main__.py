@@ -6,19 +6,17 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from hpc_oldsgd import cli, topology
-from hpc_oldsgd.topology import NAMES, Topology, plot
+from .. import cli, topology
+from . import NAMES, Topology, plot
 
 
 @dataclass(frozen=True)
 class Options:
     """Print degree, lambda_2, p and edges of a graph of agents."""
 
-    topology: tyro.conf.Positional[str]
+    topology: cli.Positional[str]
     """The graph: a name (with torus:2x4, erdos-renyi:0.3), or file:PATH (a matrix or edges)."""
-    n: tyro.conf.Positional[int]
+    n: cli.Positional[int]
     """Number of agents."""
     weights: str = "auto"
     """auto (uniform where degrees are equal, else metropolis), uniform, metropolis or lazy."""

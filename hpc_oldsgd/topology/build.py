@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 from collections.abc import Sequence
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology.core import Floats, Ints, Round, Topology
-from hpc_oldsgd.topology.graphs import GRAPHS, canonical, lattice_sides
+from ..errors import UserError, unknown
+from .core import Floats, Ints, Round, Topology
+from .graphs import GRAPHS, canonical, lattice_sides
 
 NAMES = tuple(GRAPHS)
 WEIGHTS = ("auto", "uniform", "metropolis", "lazy")
@@ -34,11 +33,7 @@ def from_name(name: str, n: int, weights: str = "auto", **options: Any) -> Topol
     if key == "file" and colon:
         return from_file(tail, n=n, weights=weights)
     if key not in GRAPHS:
-        near = difflib.get_close_matches(key, NAMES, n=1)
-        hint = f"did you mean {near[0]}? Known" if near else "known"
-        raise UserError(
-            f"There is no topology {name!r}; {hint} are {', '.join(NAMES)} and file:PATH."
-        )
+        raise unknown("topology", head, NAMES, also=" and file:PATH")
     if colon:
         options |= _parse_suffix(key, tail)
     graph = GRAPHS[key]
@@ -104,7 +99,7 @@ def from_file(path: str | Path, n: int | None = None, weights: str = "auto") -> 
     rows = _read(path)
     whole = (rows[:, :2] == np.floor(rows[:, :2])).all() and (rows[:, :2] >= 0).all()
     if path.suffix != ".npy" and rows.shape[1] in (2, 3) and whole:
-        topology = _from_edge_rows(path, rows, n, weights)
+        topology = _from_edges(path, rows, n, weights)
     else:
         topology = from_matrix(rows, name=str(path))
     if n is not None and topology.n != n:
@@ -140,7 +135,7 @@ def _weighted(name: str, n: int, edges: Ints, weights: str) -> Round:
     """Metropolis-Hastings, w_ij = 1 / (1 + max(deg_i, deg_j)): the uniform 1 / (deg + 1) where
     degrees are equal. Lazy is half of that, and half staying."""
     if weights not in WEIGHTS:
-        raise UserError(f"There are no weights {weights!r}; known are {', '.join(WEIGHTS)}.")
+        raise unknown("kind of weights", weights, WEIGHTS)
     degrees = np.bincount(edges.ravel(), minlength=n)
     active = degrees[degrees > 0]
     regular = bool((active == active[0]).all()) if len(active) else True
@@ -231,7 +226,7 @@ def _read(path: Path) -> Floats:
     return np.array(rows)
 
 
-def _from_edge_rows(path: Path, rows: Floats, n: int | None, weights: str) -> Topology:
+def _from_edges(path: Path, rows: Floats, n: int | None, weights: str) -> Topology:
     if rows[:, :2].max() > 2**53:  # past this a float skips whole numbers
         raise UserError(f"{path} has an agent {rows[:, :2].max():g}, which is no agent's number.")
     i, j = rows[:, :2].astype(np.int64).T

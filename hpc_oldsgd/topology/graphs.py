@@ -9,8 +9,8 @@ import numpy as np
 import scipy.sparse as sp
 from scipy.sparse.csgraph import connected_components
 
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology.core import Ints
+from ..errors import UserError
+from .core import Ints
 
 Edges = list[Ints]  # one array per round
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.topology.core import Floats, Topology
-from hpc_oldsgd.topology.graphs import lattice_sides
+from ..errors import UserError
+from .core import Floats, Topology
+from .graphs import lattice_sides
 
 MAX_AGENTS = 1024  # past this a picture shows nothing
 _PANELS = 6  # rounds of a period that are drawn

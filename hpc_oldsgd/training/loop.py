@@ -24,6 +24,7 @@ from .evaluation import MeanModel
 from .metric_rows import Rows
 from .options import RunOptions
 from .signals import Inbox
+from .target import better, met
 
 EXPLODED = 1e4  # a batch loss this many times the first one counts as diverged
 EVALUATIONS = 20
@@ -328,14 +329,3 @@ class Training:
 
     def _models(self) -> dict[int, nn.Module]:
         return {worker.i: worker.model for worker in self.workers}
-
-
-def better(a: float | None, b: float | None, direction: str) -> float | None:
-    known = [v for v in (a, b) if v is not None and not math.isnan(v)]
-    return (max if direction == "max" else min)(known, default=None)
-
-
-def met(target: float | None, best: float | None, direction: str) -> bool:
-    if target is None or best is None:
-        return False
-    return best >= target if direction == "max" else best <= target

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..files import write_atomically
+
 TRACKS = ("compute", "wait", "mix", "flight", "reduce", "checkpoint", "evaluate")
 # Flights overlap each other (K-GT sends x early and z late), so a track has lanes.
 LANES = 10
@@ -77,6 +79,4 @@ def merge(paths: Iterable[Path], out: Path) -> None:
     for event in events:
         if "ts" in event:
             event["ts"] = round(event["ts"] - start, 1)
-    temporary = out.with_name(f".{out.name}")
-    temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    temporary.replace(out)
+    write_atomically(out, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd.checkpoints import shard_file, store
-from hpc_oldsgd.checkpoints.shard_file import Unusable
+from hpc_oldsgd.checkpoints import part_file, store
+from hpc_oldsgd.checkpoints.part_file import Unusable
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import folder
 from support import ROOT
@@ -106,10 +106,10 @@ def test_a_checkpoint_is_never_unpickled(tmp_path: Path) -> None:
     trap = pickle.dumps(Trap(tmp_path / "sprung"))
     (tmp_path / "shard").write_bytes(trap)
     with pytest.raises(Unusable):
-        shard_file.read(tmp_path / "shard")
+        part_file.read(tmp_path / "shard")
     torch.save({"x": Trap(tmp_path / "sprung")}, tmp_path / "shard")
     with pytest.raises(Unusable):
-        shard_file.read(tmp_path / "shard")
+        part_file.read(tmp_path / "shard")
     (tmp_path / "manifest.json").write_bytes(trap)
     with pytest.raises(Unusable):
         store.find(tmp_path)

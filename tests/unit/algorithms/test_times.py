@@ -9,14 +9,14 @@ import pytest
 
 from hpc_oldsgd import algorithms
 from hpc_oldsgd.study import __main__ as study
-from hpc_oldsgd.study import costs, table1
+from hpc_oldsgd.study import costs, formulas, table1
 from support import ROOT
 
 GRID = [(tau, c) for tau in (1, 2, 3, 5, 20) for c in (0.0, 0.3, 1.0, 1.5, 2.5, 7.0, 40.0)]
 
 
 def test_every_algorithm_has_a_formula() -> None:
-    assert set(table1.FORMULAS) == set(algorithms.names())
+    assert set(formulas.FORMULAS) == set(algorithms.names())
 
 
 @pytest.mark.parametrize("n", [4, 9, 16])
@@ -26,7 +26,7 @@ def test_round_times_follow_the_formulas(name: str, n: int) -> None:
         algorithm = algorithms.with_tau(name, tau)
         if algorithm is not None:
             measured = table1.round_time(algorithm, "ring", n, c)
-            expected = table1.evaluate(name, tau, c, 2 * (n - 1) / n * c)
+            expected = formulas.evaluate(name, tau, c, 2 * (n - 1) / n * c)
             assert measured == pytest.approx(expected, abs=1e-9), f"tau = {tau}, c = {c}"
 
 
@@ -61,8 +61,8 @@ def test_table1_draws_every_n_in_a_folder_of_its_own(
 def test_table1_fails_where_the_clock_disagrees(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = table1.Formula("tau", lambda tau, c, a: tau)
-    monkeypatch.setitem(table1.FORMULAS, "ldsgd", wrong)
+    wrong = formulas.Formula("tau", lambda tau, c, a: tau)
+    monkeypatch.setitem(formulas.FORMULAS, "ldsgd", wrong)
     with pytest.raises(SystemExit) as stop:
         study.main(["table1", "--quick", "--out", str(tmp_path)])
     assert stop.value.code == 1

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from hpc_oldsgd import algorithms, export
-from hpc_oldsgd.checkpoints import shard_file, store
-from hpc_oldsgd.checkpoints.shard_file import Unusable
+from hpc_oldsgd.checkpoints import part_file, store
+from hpc_oldsgd.checkpoints.part_file import Unusable
 from hpc_oldsgd.errors import Diverged, Stopped, UserError
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.training.signals import Inbox
@@ -30,11 +30,11 @@ def test_a_tree_survives_its_file(tmp_path: Path) -> None:
         "last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "big": 2**127, "inf": float("inf"), "text": "é\n", "n": torch.arange(5),
     }  # fmt: skip
-    written = shard_file.write(tmp_path / "a", tree)
-    shard_file.check(tmp_path / "a", written)
-    assert same(shard_file.read(tmp_path / "a"), tree)
+    written = part_file.write(tmp_path / "a", tree)
+    part_file.check(tmp_path / "a", written)
+    assert same(part_file.read(tmp_path / "a"), tree)
     with pytest.raises(TypeError, match=r"deep\.0 is a object"):
-        shard_file.write(tmp_path / "b", {"deep": [object()]})
+        part_file.write(tmp_path / "b", {"deep": [object()]})
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest", "no manifest"])

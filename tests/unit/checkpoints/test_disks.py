@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 
 from hpc_oldsgd import export
-from hpc_oldsgd.checkpoints import shard_file, store
+from hpc_oldsgd.checkpoints import part_file, store
 from support import faults
 from support.runs import SHORT, rows_of, simulated
 
 
 def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The start is written when seven rounds have passed; what was due meanwhile follows then."""
-    passed, write = threading.Event(), shard_file.write
+    passed, write = threading.Event(), part_file.write
 
-    def slow(path: Path, state: Any) -> shard_file.Written:
+    def slow(path: Path, state: Any) -> part_file.Written:
         assert passed.wait(60)
         return write(path, state)
 
-    monkeypatch.setattr(shard_file, "write", slow)
+    monkeypatch.setattr(part_file, "write", slow)
     simulated(f"{SHORT} --keep 99", tmp_path / "run", on_step=lambda t: t < 15 or passed.set())
     end, *_, start = found = [store.find(p).r for p in store.newest_first(tmp_path / "run")]
     assert (start, end) == (0, 20) and found[-2] > 7

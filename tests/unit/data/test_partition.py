@@ -114,7 +114,7 @@ def test_names():
     ("make", "words"),
     [
         (lambda: parse("labels"), "did you mean label"),
-        (lambda: parse("xyz"), "known: iid, label, dirichlet"),
+        (lambda: parse("xyz"), "known are iid, label, dirichlet"),
         (lambda: parse("label:many"), "label:NUMBER"),
         (lambda: parse("iid:0.5"), "takes no number"),
         (lambda: parse("label:1.1"), "between 0 and 1"),

@@ -16,9 +16,9 @@ import pytest
 
 from hpc_oldsgd.data import text
 from hpc_oldsgd.data import tokens as module
-from hpc_oldsgd.data.files import write_atomically
 from hpc_oldsgd.data.tokens import Tokens, tokens
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.files import write_atomically
 from support import ROOT
 from support.data_files import REAL, needs_wikitext2, wikitext, write_bpe, write_wikitext
 
@@ -236,19 +236,6 @@ def test_a_cache_that_cannot_be_written_serves_what_is_in_it(data, tmp_path, mon
         read(data)
 
 
-def test_an_interrupted_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    write_atomically(path, b"old")
-
-    def dies(_: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", dies)
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, b"new")
-    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
-
-
 def test_a_disk_without_room_for_the_cache(data, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(data / "home"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -262,10 +249,10 @@ def test_a_disk_without_room_for_the_cache(data, monkeypatch):
 
 
 def test_a_quota_beside_the_data_sends_the_cache_home(data, monkeypatch):
-    def write(path, content):
+    def write(path, content, **options):
         if "home" not in path.parts:
             raise OSError(errno.EDQUOT, "Disk quota exceeded")
-        write_atomically(path, content)
+        write_atomically(path, content, **options)
 
     monkeypatch.setattr("hpc_oldsgd.data.tokens.write_atomically", write)
     monkeypatch.setenv("XDG_CACHE_HOME", str(data / "home"))

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hpc_oldsgd import export
-from hpc_oldsgd.checkpoints import shard_file, store
-from hpc_oldsgd.checkpoints.shard_file import Unusable
+from hpc_oldsgd.checkpoints import part_file, store
+from hpc_oldsgd.checkpoints.part_file import Unusable
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.runs import reader
 from support.random_input import cases, refused_or, values
 
 MANIFEST: dict[str, Any] = {
     "format": store.FORMAT, "round": 3, "iteration": 6, "time": 0.5, "alpha": 0.1, "bn": "average",
-    "shards": [{"file": store.shard_name(k), "bytes": 10, "sha256": "00"} for k in range(2)],
+    "shards": [{"file": store.part_name(k), "bytes": 10, "sha256": "00"} for k in range(2)],
     "run": {"agents": 2, "kind": "train"}, "layout": {},
 }  # fmt: skip
 
@@ -95,7 +95,7 @@ def test_manifest_bytes(folder: Path, content: bytes) -> None:
 def test_shards_damaged(folder: Path, data: st.DataObject) -> None:
     """Any change is noticed by the checksum; read all the same, it gives a tree or is refused."""
     tree = {"x": torch.arange(5.0), "deep": [1, None, {"y": torch.ones(2, dtype=torch.int64)}]}
-    written = shard_file.write(folder / "shard", tree)
+    written = part_file.write(folder / "shard", tree)
     content = bytearray((folder / "shard").read_bytes())
     changed = bytearray(content)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -104,8 +104,8 @@ def test_shards_damaged(folder: Path, data: st.DataObject) -> None:
     (folder / "shard").write_bytes(changed)
     if changed != content:
         with pytest.raises(Unusable):
-            shard_file.check(folder / "shard", written)
-    refused_or(lambda: shard_file.read(folder / "shard"), Unusable)
+            part_file.check(folder / "shard", written)
+    refused_or(lambda: part_file.read(folder / "shard"), Unusable)
 
 
 @cases
@@ -114,7 +114,7 @@ def test_shards_damaged(folder: Path, data: st.DataObject) -> None:
 @example('{"tensor": "nowhere"}')
 def test_trees_of_anything(folder: Path, described: str) -> None:
     save_file({"x": torch.ones(2)}, folder / "shard", {"tree": described})
-    refused_or(lambda: shard_file.read(folder / "shard"), Unusable)
+    refused_or(lambda: part_file.read(folder / "shard"), Unusable)
 
 
 # --- a run's other files ------------------------------------------------------------------------

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_oldsgd import algorithms, cli, tasks
 from hpc_oldsgd.data import parse as parse_partition
 from hpc_oldsgd.simulation.clock import Clock
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
-from support.random_input import CASES, cases, numbers, refused_or
+from support.random_input import cases, numbers, refused_or
 
 WORDS = st.one_of(
     st.sampled_from(["0", "1", "-1", "3", "0.5", "nan", "inf", "1e400", "", "ring", "auto", "x:y"]),
@@ -24,7 +24,7 @@ KNOWN = {"algorithm": algorithms.registry(), "task": tasks.registry()}
 OPTIONS = sorted(cli.flags(TrainOptions) | cli.flags(SimulateOptions) | {"--tau", "--beta", "-q"})
 
 
-@settings(max_examples=1 + CASES // 3)  # tyro takes its time
+@cases
 @given(
     st.sampled_from([TrainOptions, SimulateOptions]),
     st.lists(st.tuples(st.sampled_from(OPTIONS) | st.text(max_size=8), WORDS), max_size=3),

@@ -45,7 +45,7 @@ def write_trace(
 def test_numbers_of_a_window(tmp_path):
     found = timeline.read(write_trace(tmp_path), (4, 7), ())
     assert found.window == pytest.approx((400.0, 710.0))  # rank 1 starts 10 ms later
-    assert timeline.said(found) == "100 ms a round, 80 ms a message, 75% of it hidden"
+    assert timeline.in_numbers(found) == "100 ms a round, 80 ms a message, 75% of it hidden"
     inside = [s for s in found.inside() if s.rank == 0 and s.track == "compute"]
     assert len(inside) == 3 * TAU + 1  # the first of round 7 is there for rank 1's sake
 

@@ -14,7 +14,8 @@ import pytest
 
 from hpc_oldsgd import cli
 from hpc_oldsgd.study import __main__ as study
-from hpc_oldsgd.study import plans, scale, scaling, weak
+from hpc_oldsgd.study import grid as grids
+from hpc_oldsgd.study import scale, scaling, weak
 
 TINY = ["--task", "logistic", "--iterations", "20", "--target", "0.2", "--jobs", "1"]
 
@@ -97,7 +98,7 @@ def test_scaling_is_against_one_agent(out: Path) -> None:
 def test_scaling_starts_from_the_step_size_it_is_given(
     words: list[str], alpha: float, iterations: int
 ) -> None:
-    grid = plans.Grid(cli.parse(scaling.Options, words))
+    grid = grids.Grid(cli.parse(scaling.Options, words))
     assert scaling.start(grid) == (pytest.approx(alpha), iterations)
 
 
@@ -174,7 +175,7 @@ def test_weak_reads_what_is_there(tmp_path: Path) -> None:
     assert "- lsgd: between +0.0% and +20.0%" in report
     alone = [r["exchange alone"] for r in lines]
     assert alone == ["0.2", "0.2", "", ""], "an all-reduce is not the exchange that was timed"
-    assert "benchmarks/slow_net.sh mpirun N 40mbit python -m hpc_oldsgd.bench overlap" in report
+    assert "bench/slow_net.sh mpirun N 40mbit python -m hpc_oldsgd.bench overlap" in report
     there = tmp_path / "runs" / weak.name(options, 2)
     assert weak.read(there, weak.Options(tau=7)) is None
     assert weak.name(weak.Options(tau=7), 2) != there.name  # it would be replaced

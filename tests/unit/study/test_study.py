@@ -19,8 +19,10 @@ from hpc_oldsgd.runs import reader
 from hpc_oldsgd.runs.identity import same_iterates
 from hpc_oldsgd.runs.spec import Spec
 from hpc_oldsgd.study import __main__ as study
-from hpc_oldsgd.study import engine, paper, plans, replay, speedup
-from hpc_oldsgd.study.cells import Cell, Shelf, first
+from hpc_oldsgd.study import engine, paper, replay, speedup
+from hpc_oldsgd.study import grid as grids
+from hpc_oldsgd.study.cells import Cell, Shelf
+from hpc_oldsgd.study.collect import first
 from hpc_oldsgd.study.report import Report
 from hpc_oldsgd.training.options import SimulateOptions
 from support.runs import in_memory
@@ -262,7 +264,7 @@ def test_over_mpi_time_is_wall_time(
     ("args", "says"),
     [
         (("--task", "digit"), "did you mean digits?"),
-        (("--algorithm", "sgd"), "there is no algorithm 'sgd'"),
+        (("--algorithm", "sgd"), "There is no algorithm 'sgd'"),
         (("--tau", "0"), "--tau must be at least 1."),
         (("--every", "0"), "--every must be at least 1."),
         (("--options=--batchnom",), "Unknown option --batchnom"),
@@ -285,15 +287,15 @@ def test_bad_input_is_one_line(
 
 def test_options_of_simulate_reach_every_run() -> None:
     words = ["--options=--batchnorm --topology torus", "--agents", "4"]
-    grid = plans.Grid(cli.parse(speedup.Options, words))
+    grid = grids.Grid(cli.parse(speedup.Options, words))
     made = grid.cell("oldsgd", 5)
     assert made is not None and made.config.topology == "torus"
     assert made.task.batchnorm and made.config.gradients == "each"  # type: ignore[attr-defined]
     assert made.config.eval_samples == 300 and made.config.eval_every == 1  # the plan's
-    told = plans.Grid(cli.parse(speedup.Options, ["--options=--eval-every 4 --eval-samples 50"]))
+    told = grids.Grid(cli.parse(speedup.Options, ["--options=--eval-every 4 --eval-samples 50"]))
     made = told.cell("oldsgd", 5)
     assert made is not None and (made.config.eval_every, made.config.eval_samples) == (4, 50)
-    made = plans.Grid(cli.parse(speedup.Options, ["--every", "20"])).cell("oldsgd", 5)
+    made = grids.Grid(cli.parse(speedup.Options, ["--every", "20"])).cell("oldsgd", 5)
     assert made is not None and made.config.eval_every == 4  # rounds
 
 
@@ -312,7 +314,7 @@ def test_a_report_says_what_is_less_than_the_papers() -> None:
     said = "; ".join(paper.differences(some, (5,), 1, []))
     assert "tau: only 5, where the paper takes each algorithm's best of 1, 3, 5, 10" in said
     assert "measured: every 20 iterations (4 rounds), on at most 20 test samples" in said
-    both = "; ".join(paper.differences([cell(tau=5), cell(tau=40)], plans.TAUS, 1, []))
+    both = "; ".join(paper.differences([cell(tau=5), cell(tau=40)], grids.TAUS, 1, []))
     assert "every 5 to 40 iterations (1 round)" in both and "tau: only" not in both
 
 

@@ -114,7 +114,7 @@ def test_pretrained_weights_that_do_not_fit_are_refused_in_one_line(data):
 
 
 def test_unknown_size():
-    with pytest.raises(UserError, match="no GPT-2 size 'huge'; known: small, mini, tiny"):
+    with pytest.raises(UserError, match="no GPT-2 size 'huge'; known are small, mini, tiny"):
         models.gpt2("huge")
 
 

@@ -225,7 +225,7 @@ def test_a_task_of_ones_own(tmp_path, monkeypatch):
     ("call", "words"),
     [
         (lambda: tasks.get("cifar10-vg11"), "did you mean cifar10-vgg11"),
-        (lambda: tasks.get("zzz"), "known: digits, logistic"),
+        (lambda: tasks.get("zzz"), "known are digits, logistic"),
         (lambda: tasks.get("digits")(batch=0), "at least 1 sample"),
         (lambda: tasks.get("digits")(clip=0.0), "must be positive"),
         (lambda: tasks.get("digits")().train_sample(0), "at least 1 element"),

@@ -190,4 +190,4 @@ def test_rows_without_what_the_summary_needs_are_none(tmp_path: Path) -> None:
     assert run_folder.read_rows(tmp_path, 5) == [row]
     task = parse(words()).task
     found = summarise([row | {"test_accuracy": "x"}], task, "a run", "s")
-    assert found["step_s"] == 0.1 and np.isnan(found["best"])
+    assert found["step_s"] == 0.1 and found["best"] is None

@@ -1,4 +1,4 @@
-"""Options that all studies share, and what they come to for each task."""
+"""Options that all studies share, and the runs that they ask for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PARTITIONS = ("iid", "label:0.7")
 
 
 @dataclass(frozen=True)
-class Plan:
+class Defaults:
     """How a task is run when the user says nothing else."""
 
     alpha: float
@@ -35,12 +35,12 @@ class Plan:
     gradients: str = "each"  # or together: faster for a small CNN
 
 
-PLANS = {
-    "digits": Plan(0.1, 200, 0.90, 5, 300, gradients="together"),
-    "logistic": Plan(0.05, 240, 0.90, 5, 500),
-    "cifar10-vgg11": Plan(0.01, 12_000, 0.70, 100),
-    "cifar10-resnet18": Plan(0.01, 12_000, 0.70, 100),
-    "wikitext2-gpt2": Plan(0.01, 6_000, 40.0, 100, 500, ("iid",)),
+DEFAULTS = {
+    "digits": Defaults(0.1, 200, 0.90, 5, 300, gradients="together"),
+    "logistic": Defaults(0.05, 240, 0.90, 5, 500),
+    "cifar10-vgg11": Defaults(0.01, 12_000, 0.70, 100),
+    "cifar10-resnet18": Defaults(0.01, 12_000, 0.70, 100),
+    "wikitext2-gpt2": Defaults(0.01, 6_000, 40.0, 100, 500, ("iid",)),
 }
 
 
@@ -118,13 +118,13 @@ class Grid:
         self.base, chosen = cli.parse_staged(SimulateOptions, base, words)
         self.task: Task = chosen["task"]
         self._check_clock()
-        # The plan says how often and on what to measure, unless the user does.
+        # The defaults say how often and on what to measure, unless the user does.
         told = {"eval_every": "--eval-every", "eval_samples": "--eval-samples"}
         self.told = {name: getattr(self.base, name) for name, word in told.items() if word in words}
-        self.plan = self._plan()
+        self.defaults = self._defaults()
 
     def _check_clock(self) -> None:
-        """What a study would leave out of its times is refused."""
+        """Refuse options whose effect a study would leave out of its times."""
         base, mpi = self.base, self.options.mpi
         wrong = {
             "--c": base.c != 1.0, "--degree-aware": base.degree_aware,
@@ -137,14 +137,14 @@ class Grid:
                 "study stragglers slow agents, study topologies costs by degree; simulate the rest."
             )
 
-    def _plan(self) -> Plan:
+    def _defaults(self) -> Defaults:
         options, task = self.options, self.task
-        known = PLANS.get(task.name)
+        known = DEFAULTS.get(task.name)
         if known is None:
             if options.target is None:
                 raise UserError(f"--target is missing: no study knows one for {task.name}.")
             length = task.default_iterations
-            known = Plan(task.default_alpha, length, options.target, max(1, length // 50))
+            known = Defaults(task.default_alpha, length, options.target, max(1, length // 50))
         if getattr(task, "batchnorm", False):  # its statistics are each agent's own
             known = dataclasses.replace(known, gradients="each")
         given: dict[str, Any] = {
@@ -166,19 +166,19 @@ class Grid:
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        return self.plan.partitions
+        return self.defaults.partitions
 
     def cell(self, algorithm: str, tau: int, seed: int = 0, **more: Any) -> Cell | None:
         """None where the algorithm takes another number of steps a round."""
         made = algorithms.with_tau(algorithm, tau)
         if made is None:
             return None
-        plan = self.plan
+        known = self.defaults
         changes = {
-            "algorithm": algorithm, "seed": seed, "alpha": plan.alpha,
-            "iterations": plan.iterations, "target": plan.target, "final_test": False,
-            "eval_every": max(1, plan.every // tau), "eval_samples": plan.samples,
-            "keep": 1, "threads": 0 if self.options.mpi else 1, "gradients": plan.gradients,
+            "algorithm": algorithm, "seed": seed, "alpha": known.alpha,
+            "iterations": known.iterations, "target": known.target, "final_test": False,
+            "eval_every": max(1, known.every // tau), "eval_samples": known.samples,
+            "keep": 1, "threads": 0 if self.options.mpi else 1, "gradients": known.gradients,
             **self.told, **more, "agents": more.get("agents") or self.agents,
         }  # fmt: skip
         config = dataclasses.replace(self.base, **changes)

@@ -6,7 +6,6 @@ written and hashed in one pass of large writes, which leave the interpreter lock
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -19,6 +18,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from ..files import replacing, sync_folder
 
 PIECE_BYTES = 1 << 24
 DTYPES = {
@@ -44,7 +45,7 @@ def snapshot(tree: Any) -> Any:
 
 
 def write(path: Path, tree: Any) -> Written:
-    """Under its name only once it is whole and on the disk."""
+    """The file has its name only when it is complete and on the disk."""
     tensors: dict[str, Tensor] = {}
     described = json.dumps(_pack(tree, tensors, ""))
     # Wide types first: every tensor then starts at a multiple of its own size.
@@ -60,21 +61,15 @@ def write(path: Path, tree: Any) -> Written:
         }
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
-    parts = [struct.pack("<Q", len(head)) + head, *(_bytes(tensors[name]) for name in order)]
+    pieces = [struct.pack("<Q", len(head)) + head, *(_bytes(tensors[name]) for name in order)]
     digest = hashlib.sha256()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            for part in parts:
-                view = memoryview(part)
-                for a in range(0, len(view), PIECE_BYTES):
-                    _write_all(file.fileno(), view[a : a + PIECE_BYTES])
-                    digest.update(view[a : a + PIECE_BYTES])
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary, temporary.open("xb", buffering=0) as file:
+        for whole in pieces:
+            view = memoryview(whole)
+            for a in range(0, len(view), PIECE_BYTES):
+                _write_all(file.fileno(), view[a : a + PIECE_BYTES])
+                digest.update(view[a : a + PIECE_BYTES])
+        os.fsync(file.fileno())
     sync_folder(path.parent)
     return Written(digest.hexdigest(), 8 + len(head) + end)
 
@@ -103,18 +98,6 @@ def check(path: Path, expected: Written) -> None:
         raise Unusable(f"{path.name}: {error.strerror}") from None
     if digest.hexdigest() != expected.sha256:
         raise Unusable(f"the checksum of {path.name} is wrong")
-
-
-def sync_folder(path: Path) -> None:
-    """Make names in it outlive a power cut, where the file system can be asked to."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):  # network disks answer so
-            raise
-    finally:
-        os.close(handle)
 
 
 # -- trees -------------------------------------------------------------------------------------

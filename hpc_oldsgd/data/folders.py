@@ -1,11 +1,9 @@
-"""Where data is, and files that many ranks may write at once."""
+"""Where data is looked for, and where something made from it is kept."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import tempfile
 from pathlib import Path
 
 from ..errors import UserError
@@ -31,7 +29,7 @@ def cache_places(data: Path) -> tuple[Path, Path]:
 
 
 def cache_dirs(data: Path) -> list[Path]:
-    """Those of them that can be written to, if there is room."""
+    """Those of them that can be written to; whether there is room is not checked."""
     places, found = cache_places(data), []
     for folder in places:
         with contextlib.suppress(OSError):
@@ -44,28 +42,3 @@ def cache_dirs(data: Path) -> list[Path]:
         f"tokens are cached in {data} or {places[1].parent}, and neither can be written to: "
         "make one writable or set XDG_CACHE_HOME"
     )
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Readers see the old file or the whole new one, whatever dies when."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)  # mkstemp's 0600 would hide a shared cache
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def sha256(*contents: bytes) -> str:
-    digest = hashlib.sha256()
-    for content in contents:
-        digest.update(len(content).to_bytes(8, "little"))
-        digest.update(content)
-    return digest.hexdigest()
