@@ -10,7 +10,7 @@ import torch
 from hpc_oldsgd import topology
 from hpc_oldsgd.checkpoints import part_file
 from hpc_oldsgd.checkpoints.mean import mean_state_dict
-from hpc_oldsgd.checkpoints.store import Checkpoint, shard_name
+from hpc_oldsgd.checkpoints.store import Checkpoint, part_name
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from support.small_problems import rows
 
@@ -19,11 +19,11 @@ def mean(X: torch.Tensor, folder: Path, kind: str) -> torch.Tensor:
     """Of a checkpoint whose agents' models are the rows: one file each, or all in one."""
     parts = [X] if kind == "simulate" else list(X)
     for k, part in enumerate(parts):
-        part_file.write(folder / shard_name(k), {"runner": {"x": part}})
+        part_file.write(folder / part_name(k), {"runner": {"x": part}})
     place = {"offset": 0, "shape": [X.shape[1]], "stride": [1]}
     manifest = {
         "run": {"agents": len(X), "kind": kind},
-        "shards": [{"file": shard_name(k)} for k in range(len(parts))],
+        "shards": [{"file": part_name(k)} for k in range(len(parts))],
         "layout": {"x": place},
     }
     return mean_state_dict(Checkpoint(folder, manifest))["x"]
