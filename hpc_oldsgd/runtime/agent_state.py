@@ -73,10 +73,11 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def save(agent: Agent, folder: Path, also: dict[str, Any]) -> None:
     """FOLDER/step-120-rank-3.pt. The files before it go once all ranks have written theirs."""
+    state = agent.state_dict()
     for name, one in also.items():
         _check_not_behind(agent, name, one)
     content = {
-        "agent": agent.state_dict(),
+        "agent": state,
         "random": random_state(),
         "also": {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in also.items()},
     }

@@ -212,8 +212,8 @@ class Runner(ABC):
     def _check_boundary(self, what: str) -> None:
         if not self.at_boundary:
             raise UserError(
-                f"{what} fits only between two rounds, and the last round ended "
-                f"{self.t - self._t_boundary} steps ago: wait until agent.at_boundary is True"
+                f"{what} fits only between two rounds (steps since the last one: "
+                f"{self.t - self._t_boundary}): wait until agent.at_boundary is True"
             )
 
     def _drop(self) -> None:

@@ -237,7 +237,6 @@ def test_the_mean_is_taken_before_the_end(comm):
         agent.mean()
     with pytest.raises(UserError, match=r"take mean\(\) before finish\(\)"):
         agent.mean()
-    assert not agent.step()
 
 
 def test_a_layer_unfrozen_later_is_named(comm):
