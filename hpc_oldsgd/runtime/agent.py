@@ -141,7 +141,7 @@ class Agent(AgentRunner, metaclass=_UsersView):
         """The batches of `loader`, so many that all ranks take the same number of steps.
 
         "shortest" ends on all ranks when the first has no more data. If all loaders have a length
-        that is exactly there, else within the next two rounds. "longest" goes on until the last
+        that is exactly there, else within the next three rounds. "longest" goes on until the last
         rank has no more. A rank without data takes steps without a gradient, and is mixed.
         Collective.
         """

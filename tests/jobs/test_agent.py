@@ -130,6 +130,22 @@ def test_the_example_trains(mpirun):
     assert accuracy and float(accuracy[1]) > 70
 
 
+@pytest.mark.slow
+def test_the_long_example_goes_on_where_it_ended(mpirun, tmp_path):
+    """Uneven data, the mean, a scheduler, dropout: equal in every digit to a run without an end."""
+
+    def run(folder: str, *options: str) -> str:
+        arguments = ("--epochs", "2", "--save-every", "10", "--checkpoint", tmp_path / folder)
+        result = mpirun(2, "examples/your_own_loop.py", *arguments, *options, timeout_s=100)
+        assert result.returncode == 0 and "different weights" not in result.stderr, result.stderr
+        return result.stdout.splitlines()[-1] if result.stdout else ""
+
+    whole = run("whole")
+    assert whole.startswith("sum of the mean weights")
+    assert not run("ended", "--end-at", "13")
+    assert run("ended") == whole
+
+
 @pytest.mark.parametrize(
     "said, code, shown",
     [('"no data"', 1, "exits, the job ends: no data"), ("7", 7, "exits, the job ends")],
