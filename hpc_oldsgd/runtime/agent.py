@@ -269,8 +269,8 @@ class Agent(AgentRunner, metaclass=_UsersView):
     def average(self) -> Tensor:
         self.flat.adopt()
         with self._meeting():
-            reduction = self.transport.all_reduce(self.x, self.r)
-            return reduction.mean(torch.empty_like(self.x))
+            mean = self.transport.snapshot_mean(self.x, self.r)  # no part of what is measured
+            return mean.mean(torch.empty_like(self.x))
 
     def sum_up(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         with self._meeting():

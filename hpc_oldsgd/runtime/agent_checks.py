@@ -119,7 +119,7 @@ def followed(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     before = [(parameter, parameter.detach()) for parameter in model.parameters()]
     yield
     moved = {old.data_ptr(): (p, old) for p, old in before if old.data_ptr() != p.data_ptr()}
-    for held in _tensors(vars(optimizer)):
+    for held in _tensors(getattr(optimizer, "__dict__", {})):
         found = moved.get(held.data_ptr())
         if found is None or not held.numel():
             continue

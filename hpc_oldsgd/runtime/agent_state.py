@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -115,7 +116,15 @@ def load(agent: Agent, folder: Path, also: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    """Nothing but tensors and plain values: a checkpoint runs no code."""
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        what = str(error).partition("\n")[0]
+        raise UserError(
+            f"{path} cannot be loaded: it is damaged, or holds more than tensors, numbers, text, "
+            f"lists and dictionaries ({what})"
+        ) from None
     return content
 
 

@@ -25,7 +25,7 @@ class Slot:
     name: str
     tensor: Tensor
     offset: int
-    held: dict[str, Tensor | None]
+    held: dict[str, Any]
     """Where its module holds it: `_parameters` or `_buffers`."""
     key: str
     """Its name there."""
@@ -58,12 +58,10 @@ class Flat:
         self.slots: list[Slot] = []
         self.d = 0
         seen: dict[int, str] = {}
+        homes = _homes(module)
         for name, tensor in tensors:
             self._check(name, tensor, tensors[0][0], seen)
-            path, _, key = name.rpartition(".")
-            owner: Any = module.get_submodule(path)
-            held = owner._parameters if key in owner._parameters else owner._buffers
-            self.slots.append(Slot(name, tensor, self.d, held, key))
+            self.slots.append(Slot(name, tensor, self.d, *homes[id(tensor)]))
             self.d += -(-tensor.numel() // align) * align
         for name, tensor in self.outside():
             _check_unshared(name, tensor, seen)
@@ -246,6 +244,16 @@ def power_vectors(module: nn.Module) -> set[int]:
             keys += ["_u", "_v"]
         found |= {id(part._buffers[key]) for key in keys if key in part._buffers}
     return found
+
+
+def _homes(module: nn.Module) -> dict[int, tuple[dict[str, Any], str]]:
+    """By a tensor's id: the dictionary in which its module holds it, and its name there."""
+    homes: dict[int, tuple[dict[str, Any], str]] = {}
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for key, tensor in held.items():
+                homes.setdefault(id(tensor), (held, key))
+    return homes
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

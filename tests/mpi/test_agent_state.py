@@ -128,6 +128,12 @@ def test_a_checkpoint_that_not_all_have_written_is_not_taken(comm, shared):
         assert agent.t == 2 and torch.equal(agent.x, saved)
         with pytest.raises(UserError, match="holds no scheduler"):
             agent.load(shared, scheduler=optimizer)
+        (shared / f"step-2-rank-{comm.rank}.pt").write_bytes(b"not a checkpoint")
+        with pytest.raises(UserError, match="cannot be loaded: it is damaged"):
+            agent.load(shared)
+        agent.save(shared, odd=Path("a"))
+        with pytest.raises(UserError, match="holds more than tensors, numbers"):
+            agent.load(shared)
 
 
 def other_tau(agent: Any) -> Any:

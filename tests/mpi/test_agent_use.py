@@ -208,6 +208,8 @@ def test_metrics_tell_of_the_rounds_since_the_last_call(comm):
         for k in range(4):
             Loop().backward(model, optimizer, comm.rank, k)
             agent.step()
+            agent.mean()  # to look at: no part of what is measured
+        assert [flight.kind for flight in agent.transport.records] == ["exchange"] * 2
         found = agent.metrics()
         assert (found["step"], found["round"]) == (4, 2)
         assert found["transfer_s"] >= 0 and found["exposed_s"] >= 0 and 0 <= found["hidden"] <= 1
