@@ -15,8 +15,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..files import write_atomically
-from . import part_file
-from .part_file import Unusable, Written
+from ..runtime import part_file
+from ..runtime.part_file import Unusable, Written
 
 FORMAT = 1
 MANIFEST = "manifest.json"

@@ -15,9 +15,9 @@ from torch import nn
 
 from ..checkpoints import store
 from ..checkpoints.mean import mean_state_dict
-from ..checkpoints.part_file import Unusable
 from ..checkpoints.store import Checkpoint, Gather, run_of
 from ..errors import UserError
+from ..runtime.part_file import Unusable
 from ..training.options import RunOptions
 from ..transport import heartbeat
 from . import claim, folder

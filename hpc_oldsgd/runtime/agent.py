@@ -129,6 +129,8 @@ class Agent(AgentRunner, metaclass=_UsersView):
         if self._at_mean:
             raise UserError("step() inside mean_weights() would train the mean: leave it first")
         self.flat.check_parameters()
+        for other in self.others.flats:
+            other.check_parameters()
         self._inside_step = True
         try:
             return super().step()

@@ -21,7 +21,8 @@ from .agent_checks import (
     check_trained,
     followed,
 )
-from .flat import Buffers, Flat, Slot
+from .flat import Buffers, Flat, Slot, mixed_types
+from .other_types import OtherTypes, flatten
 from .runner import Runner
 from .running_statistics import running_statistics
 from .sgd import Optimizer, one_alpha
@@ -38,6 +39,7 @@ class AgentRunner(Runner):
     """Its x is the memory of a model's parameters, and `descend` a torch optimizer's step."""
 
     transport: MpiTransport
+    others: OtherTypes
 
     def __init__(
         self,
@@ -97,7 +99,8 @@ class AgentRunner(Runner):
         return one_alpha(self.optimizer)
 
     def step(self) -> bool:
-        self.flat.adopt()
+        for flat in (self.flat, *self.others.flats):
+            flat.adopt()
         return self.advance(self.flat.gradient() if self.algorithm.reads_gradient else UNREAD)
 
     def descend(self, g: Tensor) -> None:
@@ -157,17 +160,36 @@ class AgentRunner(Runner):
 
     def _flatten(self) -> Flat:
         with followed(self.model, self.optimizer):
-            return Flat(self.model, self.buffers)
+            types = mixed_types(self.model, self.buffers)
+            flat, self.others = flatten(self.model, self.buffers, types)
+        return flat
+
+    def _boundary(self) -> bool:
+        self.others.mix(self.transport)
+        stops = super()._boundary()
+        if not stops and self.others.flats:
+            self.others.send(self.transport, self.r)
+        return stops
+
+    def _drop(self) -> None:
+        super()._drop()
+        self.others.drop()
 
     def _look_after_model(self) -> None:
         """At every boundary, before the next snapshot leaves."""
         if self.flat.adopt():
             increment_version(self.x)
-        self.flat.check_views()
+        self.flat.check_views(self.others.slots)
+        for other in self.others.flats:
+            if other.adopt():
+                increment_version(other.x)
+            other.check_parameters()
         check_trained(self.optimizer, self.flat)
 
     def _check_optimizer(self) -> None:
-        check_optimizer(self.optimizer, self.flat)
+        for flat in (self.flat, *self.others.flats):
+            check_optimizer(self.optimizer, flat)
+        self.others.check(self.algorithm, self.transport.wire, self.flat)
         check_form(self.algorithm, self.optimizer, self.flat)
         check_wire(self.algorithm, self.transport.wire, self.flat.dtype)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
-from ..files import replacing, sync_folder
+from . import part_file
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -51,7 +50,7 @@ def check(agent: Agent, state: dict[str, Any]) -> None:
 
 
 def random_state() -> dict[str, Any]:
-    """Of the generators that a training loop draws from; plain types, so torch.load is safe."""
+    """Of the generators that a training loop draws from, in plain types."""
     name, keys, *rest = cast(Any, np.random.get_state())
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -73,7 +72,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 
 def save(agent: Agent, folder: Path, also: dict[str, Any]) -> None:
-    """FOLDER/step-120-rank-3.pt. The files before it go once all ranks have written theirs."""
+    """FOLDER/step-120-rank-3.safetensors. Older files go once all ranks have written theirs."""
     state = agent.state_dict()
     for name, one in also.items():
         _check_not_behind(agent, name, one)
@@ -85,9 +84,13 @@ def save(agent: Agent, folder: Path, also: dict[str, Any]) -> None:
 
     def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        with replacing(_path(folder, agent.t, agent.rank)) as temporary:
-            torch.save(content, temporary)
-        sync_folder(folder)
+        try:
+            part_file.write(_path(folder, agent.t, agent.rank), part_file.snapshot(content))
+        except TypeError as error:
+            raise UserError(
+                f"{error}: give things with a state_dict(), tensors, numbers, text, lists and "
+                "dictionaries"
+            ) from None
 
     agent.check_together(write)
     for t in _steps(folder, agent.rank) - {agent.t}:
@@ -116,15 +119,10 @@ def load(agent: Agent, folder: Path, also: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Nothing but tensors and plain values: a checkpoint runs no code."""
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        what = str(error).partition("\n")[0]
-        raise UserError(
-            f"{path} cannot be loaded: it is damaged, or holds more than tensors, numbers, text, "
-            f"lists and dictionaries ({what})"
-        ) from None
+        content: dict[str, Any] = part_file.read(path)
+    except part_file.Unusable as error:
+        raise UserError(f"the checkpoint is damaged: {error}") from None
     return content
 
 
@@ -146,9 +144,9 @@ def _check_not_behind(agent: Agent, name: str, one: Any) -> None:
 
 
 def _path(folder: Path, t: int, rank: int) -> Path:
-    return folder / f"step-{t}-rank-{rank}.pt"
+    return folder / f"step-{t}-rank-{rank}.safetensors"
 
 
 def _steps(folder: Path, rank: int) -> set[int]:
-    found = folder.glob(f"step-*-rank-{rank}.pt")
+    found = folder.glob(f"step-*-rank-{rank}.safetensors")
     return {int(path.name.split("-")[1]) for path in found}

@@ -5,7 +5,7 @@ Optimizers, autograd and BatchNorm go on using their own tensors; mixing and MPI
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,12 +46,17 @@ class Flat:
         buffers: Buffers = "mix",
         x: Tensor | None = None,
         g: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """x and g, if given, are where the values and the flat gradient live."""
+        """x and g, if given, are where the values and the flat gradient live.
+
+        With a dtype, only tensors of that type are taken; without, all must have one type.
+        """
         self.module = module
         check_trainable(module)
         self.power_vectors = power_vectors(module)
         tensors = [(k, t) for k, t in _mixed(module, buffers) if id(t) not in self.power_vectors]
+        tensors = [(k, t) for k, t in tensors if dtype in (None, t.dtype)]
         first = tensors[0][1]
         self.dtype, self.device = first.dtype, first.device
         align = max(1, ALIGN_BYTES // first.element_size())
@@ -157,11 +162,11 @@ class Flat:
                     "before the Agent is made, and change weights in place"
                 )
 
-    def check_views(self) -> None:
-        """The module still lives in x, and trains nothing outside of it."""
+    def check_views(self, also: Sequence[Slot] = ()) -> None:
+        """The module still lives in x, and trains nothing outside of it and `also`."""
         self.check_parameters()
         self._check_in_place(self._buffers)
-        inside = {id(slot.tensor) for slot in self.slots}
+        inside = {id(slot.tensor) for slot in (*self.slots, *also)}
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and id(parameter) not in inside:
                 raise UserError(
@@ -206,6 +211,13 @@ def check_trainable(module: nn.Module) -> None:
         raise UserError(
             "the model has no parameters that require a gradient: nothing to train or mix"
         )
+
+
+def mixed_types(module: nn.Module, buffers: Buffers) -> list[torch.dtype]:
+    """The types of what is mixed, that of the first tensor first."""
+    check_trainable(module)
+    apart = power_vectors(module)
+    return list(dict.fromkeys(t.dtype for _, t in _mixed(module, buffers) if id(t) not in apart))
 
 
 def _mixed(module: nn.Module, buffers: Buffers) -> Iterator[tuple[str, Tensor]]:

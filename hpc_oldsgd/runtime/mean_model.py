@@ -43,8 +43,13 @@ def like_x(mean: Tensor, flat: Flat) -> Tensor:
 
 
 def mean_outside(agent: Agent) -> dict[int, Tensor]:
-    """By id: float buffers that are not in x (buffers="local"), averaged. Collective."""
-    local = [t for _, t in agent.flat.outside() if _is_local(t, agent.flat)]
+    """By id: float buffers that are not in x (buffers="local"), and tensors of other types.
+
+    Averaged. Collective.
+    """
+    others = {id(slot.tensor) for slot in agent.others.slots}
+    outside = [t for _, t in agent.flat.outside()]
+    local = [t for t in outside if id(t) in others or _is_local(t, agent.flat)]
     if not local:
         return {}
     sums = agent.sum_up(np.concatenate([t.detach().double().cpu().numpy().ravel() for t in local]))

@@ -303,10 +303,12 @@ def test_a_model_that_leaves_x_is_noticed_at_the_next_step(comm, change, message
     agent.finish()
 
 
-def test_the_type_that_most_parameters_have_is_asked_for(comm):
+def test_two_types_under_an_algorithm_that_mixes_one_are_refused(comm):
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2)).to(torch.bfloat16)
     model[1].float()
-    with pytest.raises(
-        UserError, match=r"1\.weight is torch\.float32.*model\.to\(torch\.bfloat16\)"
-    ):
-        Agent(model, sgd(model), OLDSGD(), "ring", comm)
+    message = r"1\.weight is torch\.float32, 0\.weight is .*model\.to\(torch\.bfloat16\)"
+    with pytest.raises(UserError, match=message):
+        Agent(model, sgd(model), LDSGD(), "ring", comm)
+    with pytest.raises(UserError, match=r"does not fit the wire type torch\.float32"):
+        double = nn.Sequential(nn.Linear(3, 3).double(), nn.LayerNorm(3).half())
+        Agent(double, sgd(double), OLDSGD(), "ring", comm, wire="fp32")

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hpc_oldsgd import export
-from hpc_oldsgd.checkpoints import part_file, store
-from hpc_oldsgd.checkpoints.part_file import Unusable
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runtime import part_file
+from hpc_oldsgd.runtime.part_file import Unusable
 from support.random_input import cases, refused_or, values
 
 MANIFEST: dict[str, Any] = {
