@@ -32,6 +32,11 @@ class Algorithm:
     """True if the schedule replaces x by what was sent less alpha times the gradients. Then only
     plain SGD may change x inside a round."""
 
+    @property
+    def P(self) -> int:
+        """Fragments in which x travels in a round (fragments.py)."""
+        return 1
+
     def __post_init__(self) -> None:
         if self.tau < 1:
             raise UserError(f"tau must be at least 1, not {self.tau}")
@@ -57,7 +62,8 @@ class Algorithm:
     def load_state_dict(self, state: dict[str, Tensor], like: Tensor) -> None:
         for name in [f.name for f in fields(self) if not f.init]:
             if name in state:
-                setattr(self, name, state[name].to(device=like.device, copy=True))
+                value = state[name]  # a number stays where the schedule reads it: no wait for a GPU
+                setattr(self, name, value.to(like.device if value.dim() else "cpu", copy=True))
             elif hasattr(self, name):
                 delattr(self, name)
 
