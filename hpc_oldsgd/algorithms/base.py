@@ -6,10 +6,11 @@ so what overlaps with what is the order of the lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
+from typing_extensions import Self
 
 from ..errors import UserError
 
@@ -42,6 +43,10 @@ class Algorithm:
             raise UserError(f"tau must be at least 1, not {self.tau}")
         if int(self.tau) != self.tau:
             raise UserError(f"tau must be a whole number, not {self.tau}")
+
+    def with_tau(self, tau: int) -> Self:
+        """The same algorithm with another number of local steps."""
+        return replace(self, tau=tau)
 
     def schedule(self, agent: Runner) -> Schedule:
         raise NotImplementedError(f"{type(self).__name__} has no schedule")

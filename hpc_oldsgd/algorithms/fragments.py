@@ -15,10 +15,11 @@ it would have to read it all the same. So the exchange copies it, 1 / P of a mod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
+from typing_extensions import Self
 
 from .base import Algorithm, require
 
@@ -45,6 +46,9 @@ class Fragmented(Algorithm):
     @property
     def P(self) -> int:
         return min(self.fragments, self.tau)  # --retune may have made tau smaller
+
+    def with_tau(self, tau: int) -> Self:
+        return replace(self, tau=tau, fragments=min(self.fragments, tau))
 
     def flights(self, agent: Runner, *tensors: Tensor) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """Of one round: the local steps under each flight, and the tensors' parts it is about."""
