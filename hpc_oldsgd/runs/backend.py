@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -149,7 +148,7 @@ class Stacked(Backend):
             margin=tau_auto.MARGIN if options.jitter else 1.0,
             speed=np.array(options.speeds()), degree_aware=options.degree_aware,
         )  # fmt: skip
-        chosen = dataclasses.replace(algorithm, tau=choice.tau)
+        chosen = algorithm.with_tau(choice.tau)
         return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:

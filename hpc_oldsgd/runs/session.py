@@ -13,7 +13,6 @@ Everything is made in constructors, each part from the parts before it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,7 @@ class Session:
         found = self.plan.resumes
         if found is None or not self.spec.options.auto_tau:
             return algorithm
-        return replace(algorithm, tau=found.manifest["tau"])
+        return algorithm.with_tau(found.manifest["tau"])
 
     def _open_folder(self) -> tuple[list[dict[str, Any]], RunFolder | None]:
         """The rows that the run goes on from, and the folder, where this process writes it."""

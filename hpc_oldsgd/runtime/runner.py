@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from typing_extensions import Self
 
 from ..errors import UserError
-from ..transport.base import FadingTail, Flight, Reduction, Transport
+from ..transport.base import FadingTail, Flight, Reduction, Transport, cut
 from ..transport.late import NO_EDGES
 from ..transport.trace import Trace
 from .unread_gradient import UNREAD
@@ -79,7 +79,12 @@ class Runner(ABC):
         """One local optimizer step along g: x <- x - alpha g for plain SGD."""
 
     def exchange(self, x: Tensor) -> Flight:
-        return self.transport.exchange(x, self.r)
+        """Send x, or a fragment of it, to the neighbours; theirs come back."""
+        return self.transport.exchange(x, self.r, x.shape[-1] / self.x.shape[-1])
+
+    def cut(self, x: Tensor, fragments: int) -> list[Tensor]:
+        """A tensor of x's shape as that many views, each in whole cache lines."""
+        return cut(x, fragments)
 
     def all_reduce(self, x: Tensor) -> Reduction:
         if self.transport.late is not None:

@@ -92,9 +92,9 @@ class CountedTransport(StackedTransport):
         self.sent = {"exchange": 0, "all_reduce": 0}
         self.open_at_once = {"exchange": 0, "all_reduce": 0}
 
-    def exchange(self, x: Tensor, round: int) -> StackedFlight:
+    def exchange(self, x: Tensor, round: int, share: float = 1.0) -> StackedFlight:
         with self.ledger.closed():
-            flight = super().exchange(x, round)
+            flight = super().exchange(x, round, share)
         return self._count(flight)
 
     def all_reduce(self, x: Tensor, round: int) -> StackedReduction:
@@ -147,7 +147,7 @@ def count(algorithm: Algorithm) -> Costs:
         while runner.r < ROUNDS:
             runner.step()
     last, before = per_round[-1], per_round[-2]
-    state = len(runner.algorithm.state_dict())
+    state = sum(y.dim() > 0 for y in runner.algorithm.state_dict().values())
     runner.finish()
     return Costs(
         state,

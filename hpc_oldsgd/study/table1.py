@@ -13,6 +13,7 @@ from .. import algorithms
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..simulation.trajectory import trajectory
+from ..transport.base import LINE
 from . import figures
 from .collect import Record, Table
 from .formulas import WARM_UP, Measured, evaluate, text_of
@@ -123,7 +124,7 @@ def _work(cell: tuple[int, str, int, Algorithm]) -> int:
 
 def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
     """A round in the virtual clock, from the schedule alone."""
-    x0 = np.zeros((n, 1))
+    x0 = np.zeros((n, LINE * algorithm.P))  # so that fragments are equally long
     run = trajectory(algorithm, topology, x0, lambda i, x, k: x, 0.1, WARM_UP + 1, c)
     return float(run.time[-1] - run.time[-2])
 

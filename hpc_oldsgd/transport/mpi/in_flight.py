@@ -101,6 +101,7 @@ class InFlight(ABC):
     kind = "exchange"
     track = "flight"
     left_out = 0
+    share = 1.0
 
     def __init__(self, memory: Memory, round: int) -> None:
         memory.busy = True
@@ -140,7 +141,10 @@ class InFlight(ABC):
             trace.span(self.track, self.kind, self.posted, completed, round=r, lane=self.lane)
         if self.kind == "evaluate":
             return
-        record = FlightRecord(self.kind, r, self.posted, completed, end - start, self.left_out)
-        self.transport.records.append(record)
+        self.transport.records.append(
+            FlightRecord(
+                self.kind, r, self.posted, completed, end - start, self.left_out, self.share
+            )
+        )
         if trace is not None:
             trace.span("wait", self.kind, start, end, round=r)

@@ -36,8 +36,8 @@ def test_table1_prints_and_writes_formula_beside_measured(
     options = ["--quick", "--agents", "9", "4", "--tau", "5", "--c", "2.5", "--out"]
     study.main(["table1", *options, str(tmp_path)])
     said = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() in said and "11 cells, about 1 s" in said
-    assert "Largest difference in 11 cells" in said and (tmp_path / "commands.sh").exists()
+    assert (tmp_path / "report.md").read_text() in said and "12 cells, about 1 s" in said
+    assert "Largest difference in 12 cells" in said and (tmp_path / "commands.sh").exists()
     assert "5 / 5" in (tmp_path / "report.html").read_text()
     rows = list(csv.DictReader((tmp_path / "table1.csv").open()))
     several_steps = [name for name in algorithms.names() if not name.startswith("dsgd")]
