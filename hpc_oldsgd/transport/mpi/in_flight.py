@@ -138,7 +138,10 @@ class InFlight(ABC):
     def _record(self, start: float, completed: float) -> None:
         end, trace, r = time.perf_counter(), self.transport.trace, self.round
         if trace is not None:
-            trace.span(self.track, self.kind, self.posted, completed, round=r, lane=self.lane)
+            trace.span(
+                self.track, self.kind, self.posted, completed, round=r, lane=self.lane,
+                share=self.share,
+            )  # fmt: skip
         if self.kind == "evaluate":
             return
         self.transport.records.append(
