@@ -16,6 +16,7 @@ from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..runtime.runner import Runner, Schedule
+    from ..topology import Topology
 
 
 @dataclass
@@ -47,6 +48,9 @@ class Algorithm:
     def with_tau(self, tau: int) -> Self:
         """The same algorithm with another number of local steps."""
         return replace(self, tau=tau)
+
+    def check(self, topology: Topology) -> None:
+        """Raises UserError where it would not work on this graph."""
 
     def schedule(self, agent: Runner) -> Schedule:
         raise NotImplementedError(f"{type(self).__name__} has no schedule")

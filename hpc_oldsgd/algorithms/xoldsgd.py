@@ -12,7 +12,8 @@ stability: per mode lambda of W the round has the roots of
 
     z^2 - (1 + lambda) z + lambda + gamma (1 - lambda) = 0
 
-whose product is below 1 exactly for gamma < 1. y is a displacement of x, so when a scheduler
+whose product is below 1 exactly for gamma < 1. In fragments gamma has a second limit where W has a
+lambda near -1 (docs/theory.md); `check` knows it. y is a displacement of x, so when a scheduler
 changes alpha, y is scaled by the same factor.
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,6 +32,9 @@ from .registry import register
 
 if TYPE_CHECKING:
     from ..runtime.runner import Runner, Schedule
+    from ..topology import Topology
+
+LARGEST_N = 2000  # agents: the eigenvalues of more take too long
 
 
 @register("xoldsgd")
@@ -49,6 +54,19 @@ class XOLDSGD(Fragmented):
         require(
             0 <= self.gamma < 1,
             f"gamma must be at least 0 and below 1, where it is no longer stable, not {self.gamma}",
+        )
+
+    def check(self, topology: Topology) -> None:
+        """With r = tau / P / tau < 1/2 also gamma (1 - lambda) (1 - 2r) < 2 (1 + lambda)."""
+        r = self.tau // self.P / self.tau  # of the freshest fragment
+        if r >= 0.5 or not self.gamma or topology.period > 1 or topology.n > LARGEST_N:
+            return
+        least = float(np.linalg.eigvalsh(topology.matrix())[0])
+        limit = 2 * (1 + least) / ((1 - least) * (1 - 2 * r))
+        require(
+            self.gamma < limit,
+            f"xoldsgd with {self.P} fragments is not stable on this {topology.name} with gamma = "
+            f"{self.gamma:g}: take gamma below {limit:.2g}, fewer fragments, or --weights lazy",
         )
 
     def schedule(self, agent: Runner) -> Schedule:

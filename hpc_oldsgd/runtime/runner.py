@@ -48,6 +48,7 @@ class Runner(ABC):
         self.x = x
         """Its version counter tells whether a snapshot is current (see `Flight.mix_into`). Changes
         that torch does not count, through p or p.data, are counted here."""
+        algorithm.check(transport.topology)
         self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
         self.transport = transport
         transport.tail = tail

@@ -72,7 +72,8 @@ def test_the_gradient_form(comm: MPI.Comm) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_the_transport_holds_one_fragment_of_everybody(comm: MPI.Comm) -> None:
-    d, P = 64 * 1024, 4
+    """Also where the last fragment has a line less than the others, and not a whole one."""
+    d, P = 64 * 1024 + 7, 5
     for fragments in (1, P):
         x = torch.full((d,), float(comm.rank))
         transport = MpiTransport(comm, topology.from_name("ring", comm.size))

@@ -1,7 +1,7 @@
 """A message to every neighbour over MPI, in buffers and requests made once.
 
 Fragments of a model share them: the buffers are as long as the longest, and all of a buffer is
-sent, at most a line more than the fragment has.
+sent, fewer than two lines more than the fragment has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Channel(Memory):
     def fits(self, x: torch.Tensor) -> bool:
         (shape, dtype, device), size = self._model, x.numel()
         spare = shape.numel() - size
-        return not self.busy and (dtype, device) == (x.dtype, x.device) and 0 <= spare <= LINE
+        return not self.busy and (dtype, device) == (x.dtype, x.device) and 0 <= spare < 2 * LINE
 
     def blank(self) -> torch.Tensor:
         shape, dtype, device = self._model

@@ -111,3 +111,28 @@ def test_xoldsgd_finds_the_exact_minimiser_where_oldsgd_stays_away(tau: int, P: 
 def test_refused(kind: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         kind(**options)
+
+
+@pytest.mark.parametrize(("tau", "P"), [(5, 5), (20, 20), (5, 3), (5, 1)])
+def test_a_gamma_that_is_not_stable_on_the_graph_is_refused(tau: int, P: int) -> None:
+    """The 4 x 4 torus has a lambda of -0.6. The limit is where the simulation begins to grow."""
+    graph = topology.from_name("torus:4x4", 16)
+    x0 = np.random.default_rng(0).standard_normal((16, 40 * paper_equations.LINE))
+
+    def grows(gamma: float) -> bool:
+        rounds = 400
+        X = paper_equations.xoldsgd(
+            x0, lambda X, t: 0 * X, lambda r: graph.matrix(), 0.1, tau, rounds, P, gamma
+        )
+        return bool(np.abs(X[-1] - X[-1].mean(axis=0)).max() > 1e-3)
+
+    def refused(gamma: float) -> bool:
+        try:
+            XOLDSGD(tau=tau, fragments=P, gamma=gamma).check(graph)
+        except UserError as error:
+            assert "take gamma below" in str(error)
+            return True
+        return False
+
+    for gamma in (0.1, 0.3, 0.5, 0.6, 0.8, 0.9):
+        assert refused(gamma) == grows(gamma), gamma
