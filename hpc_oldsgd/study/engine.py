@@ -88,7 +88,7 @@ def jobs(options: StudyOptions) -> int:
 def _announce(cells: Sequence[Cell], missing: Sequence[Cell], options: StudyOptions) -> None:
     total = len({cell.key for cell in cells})
     steps = sum(cell.n * cell.iterations for cell in missing)
-    rows = sum(cell.iterations // (cell.tau * (cell.config.eval_every or 1)) for cell in missing)
+    rows = sum(cell.iterations // (cell.tau * (cell.options.eval_every or 1)) for cell in missing)
     told = f"{len(missing)} of {total} runs to go, {steps:,} gradients, {rows:,} measurements"
     if options.mpi:
         told += ", a time to wait after the first run"
@@ -105,7 +105,7 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    short = replace(cell.config, iterations=10**6, target=None, eval_every=10**6, eval_samples=1)
+    short = replace(cell.options, iterations=10**6, target=None, eval_every=10**6, eval_samples=1)
     spec = Spec(short, cell.algorithm, copy.copy(cell.task))
     session = Session(spec, Stacked(short), in_folder=False)
     session.runner.start()
@@ -116,7 +116,7 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
         session.loop.gradients()
         session.runner.step()
     seconds = (time.perf_counter() - start) / steps / cell.n
-    model, samples, task = session.models[0], cell.config.eval_samples, spec.task
+    model, samples, task = session.models[0], cell.options.eval_samples, spec.task
     for split in SPLITS:  # the first time reads the data
         task.evaluate(model, split, samples)
     start = time.perf_counter()
@@ -264,7 +264,7 @@ def run_one(cell: Cell, path: Path, progress: Progress = lambda steps: None) -> 
         counter.tell(cell.iterations)
         return
     _clear_unfit(cell, path)
-    options = replace(cell.config, out=path, resume="auto")
+    options = replace(cell.options, out=path, resume="auto")
     spec = Spec(options, cell.algorithm, cell.task)
     try:
         Session(spec, Stacked(options), on_step=counter.step).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..plot import style
 from ..plot.curves import plain_ticks
+from .collect import Table, grouped
 
 FORMATS = ("png", "svg")
 MARKS: tuple[dict[str, Any], ...] = (
@@ -33,6 +35,17 @@ class Panel:
     """What to compare with, in grey."""
     names: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Words beside points."""
+
+
+def points(table: Table, x: str, y: str) -> Points:
+    """Two columns; a y that is missing is a gap."""
+    return [row[x] for row in table], [row[y] or math.nan for row in table]
+
+
+def series(table: Table, label: str, x: str, y: str) -> dict[str, Points]:
+    """A line for each value of the column `label`."""
+    groups = grouped(table, lambda row: row[label])
+    return {name: points(same, x, y) for name, same in groups.items()}
 
 
 def lines(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +101,11 @@ class StudyOptions:
             raise UserError("--c must be finite and at least 0.")
         for name in several(getattr(self, "algorithm", None)):
             algorithms.get(name)
+
+    @property
+    def clocks(self) -> tuple[float, ...]:
+        """Each c to report on; over MPI one that is not a number."""
+        return (math.nan,) if self.mpi else several(getattr(self, "c", None))
 
 
 def several(value: Any) -> tuple[Any, ...]:

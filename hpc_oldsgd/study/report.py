@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import pages
 from .cells import Cell
-from .collect import Table, as_csv
+from .collect import Table, as_csv, markdown
 from .collect import cell as cell_text
 
 PAGE_ROWS = 24  # of a table on a page
@@ -148,12 +148,6 @@ def _paragraphs(texts: Sequence[str]) -> list[str]:
             lines.pop()
         lines += [text, ""]
     return lines
-
-
-def markdown(table: Table) -> str:
-    head = list(table[0])
-    lines = [head, ["---"] * len(head), *([cell_text(k, r[k]) for k in head] for r in table)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _html_table(table: Table) -> str:

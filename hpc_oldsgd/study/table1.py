@@ -14,7 +14,7 @@ from ..algorithms import Algorithm
 from ..errors import UserError
 from ..simulation.trajectory import trajectory
 from . import figures
-from .collect import Record, Table
+from .collect import Record, Table, grouped, pivot
 from .formulas import WARM_UP, Measured, evaluate, text_of
 from .report import Report, Section, duration
 
@@ -144,13 +144,13 @@ def table(measured: Sequence[Measured], n: int, number: str) -> Table:
     """A line per algorithm, `formula / measured` in the cells."""
     here = [r for r in measured if r.n == n]
     columns = dict.fromkeys(f"tau {r.tau}, c {r.c:.3g}" for r in here)
-    lines: dict[str, Record] = {}
-    for r in here:
+
+    def cell(r: Measured) -> tuple[Record, str, str]:
         head = {"algorithm": r.algorithm, "time per round": r.formula, **columns}
         formula = "?" if r.expected is None else number.format(r.expected)
-        cell = f"{formula} / {number.format(r.measured)}"
-        lines.setdefault(r.algorithm, head)[f"tau {r.tau}, c {r.c:.3g}"] = cell
-    return list(lines.values())
+        return head, f"tau {r.tau}, c {r.c:.3g}", f"{formula} / {number.format(r.measured)}"
+
+    return pivot(map(cell, here))
 
 
 def draw(measured: Sequence[Measured], out: Path) -> Sequence[Path]:
@@ -158,13 +158,8 @@ def draw(measured: Sequence[Measured], out: Path) -> Sequence[Path]:
     if len({r.tau for r in measured}) < 2:
         return []
     panels = []
-    for c in dict.fromkeys(r.c for r in measured):
-        here = [r for r in measured if r.c == c]
-        drawn: dict[str, figures.Points] = {
-            name: ([r.tau for r in here if r.algorithm == name],
-                   [r.measured for r in here if r.algorithm == name])
-            for name in dict.fromkeys(r.algorithm for r in here)
-        }  # fmt: skip
+    for c, here in grouped(map(asdict, measured), lambda r: r["c"]).items():
+        drawn = figures.series(here, "algorithm", "tau", "measured")
         panels.append(figures.Panel(f"n = {measured[0].n}, c = {c:.3g}", drawn))
     out.mkdir(parents=True, exist_ok=True)
     return figures.lines(out / "table1", panels, "tau", "time of a round", log="xy")

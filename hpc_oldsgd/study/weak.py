@@ -26,7 +26,7 @@ from ..bench import SLOW_NET
 from ..errors import UserError
 from ..files import replacing
 from . import figures
-from .collect import Table
+from .collect import Table, grouped
 from .costs import count
 from .report import Report, Section, duration
 
@@ -185,8 +185,8 @@ def lines(found: dict[int, dict[str, Any]]) -> Table:
 
 def verdict(table: Table) -> list[str]:
     said = []
-    for algorithm in dict.fromkeys(line["algorithm"] for line in table):
-        off = [line["against the smallest"] - 1 for line in table if line["algorithm"] == algorithm]
+    for algorithm, some in grouped(table, lambda line: line["algorithm"]).items():
+        off = [line["against the smallest"] - 1 for line in some]
         said.append(
             f"- {algorithm}: between {min(off):+.1%} and {max(off):+.1%} over {len(off)} sizes."
         )
@@ -194,12 +194,9 @@ def verdict(table: Table) -> list[str]:
 
 
 def draw(table: Table, out: Path) -> Sequence[Path]:
-    drawn: dict[str, figures.Points] = {}
-    for algorithm in dict.fromkeys(line["algorithm"] for line in table):
-        some = [line for line in table if line["algorithm"] == algorithm]
-        drawn[algorithm] = ([r["ranks"] for r in some], [r["seconds a round"] for r in some])
+    drawn = figures.series(table, "algorithm", "ranks", "seconds a round")
     some = [line for line in table if line["algorithm"] == table[0]["algorithm"]]
-    guide = {"compute alone": ([r["ranks"] for r in some], [r["compute alone"] for r in some])}
+    guide = {"compute alone": figures.points(some, "ranks", "compute alone")}
     panel = figures.Panel("seconds a round, real MPI", drawn, guides=guide)
     out.mkdir(parents=True, exist_ok=True)
     return figures.lines(out / "weak", [panel], "ranks", "s", log="x")
