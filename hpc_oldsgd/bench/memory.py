@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import algorithms
 from ..checkpoints.store import Gather
+from ..cli.fields import at_least
 from ..data import Arrays, Batch, Source
 from ..errors import UserError
 from ..runs.session import Session
@@ -55,8 +56,8 @@ class Options:
     """Print one line of JSON after the text."""
 
     def __post_init__(self) -> None:
-        if self.side < 1000 or self.rounds < 2:
-            raise UserError("--side must be at least 1000 to be seen, --rounds at least 2.")
+        at_least(1000, self, "side")  # a smaller model is not seen
+        at_least(2, self, "rounds")
 
 
 @dataclass(kw_only=True)

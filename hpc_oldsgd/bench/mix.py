@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..cli.fields import at_least
 from ..errors import UserError
 
 ALPHA = 0.01
@@ -249,14 +250,14 @@ def table(result: dict[str, Any], options: Options) -> str:
 
 
 def main(options: Options) -> None:
-    if min(options.elements, default=0) < 1 or options.degree < 0 or options.repeats < 1:
-        raise UserError("--elements and --repeats must be positive, --degree not negative.")
+    at_least(1, options, "elements", "repeats", "threads")
+    at_least(0, options, "degree")
+    if not options.elements:
+        raise UserError("--elements must be one or more numbers.")
     wire, model = DTYPES[options.wire or options.dtype], DTYPES[options.dtype]
     if wire != model and wire.itemsize >= model.itemsize:
         raise UserError(f"--wire {options.wire} is not narrower than --dtype {options.dtype}.")
     threads = options.threads or tuple(sorted({1, torch.get_num_threads()}))
-    if min(threads) < 1:
-        raise UserError("--threads must be positive.")
     results = []
     for n in options.elements:
         for t in threads:

@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import algorithms, topology
-from ..errors import UserError
+from ..cli.fields import at_least, positive
 from ..runtime.plain import Plain
 from ..runtime.runner import Runner
 from ..simulation.stacked import StackedTransport
@@ -78,10 +78,10 @@ class Options:
 
     def __post_init__(self) -> None:
         Late(self.late_wait, self.staleness)
-        if self.rounds < 10 or self.size < 1 or self.tau < 1:
-            raise UserError("--rounds must be at least 10, --size and --tau at least 1.")
-        if self.stop_every < 0 or self.stop_seconds <= 0:
-            raise UserError("--stop-every must not be negative, --stop-seconds positive.")
+        at_least(10, self, "rounds")
+        at_least(1, self, "size", "tau")
+        at_least(0, self, "stop_every")
+        positive(self, "stop_seconds")
 
 
 class Problem:

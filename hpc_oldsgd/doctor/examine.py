@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..algorithms import OLDSGD
-from ..errors import UserError
+from ..cli.fields import at_least, positive
 from ..launch.device import choose_device, set_threads
 from ..launch.launcher import check_world
 from ..runs.spec import make_topology
@@ -43,10 +43,8 @@ class Options:
     """Print one JSON document instead of the report."""
 
     def __post_init__(self) -> None:
-        if self.model_bytes < 4:
-            raise UserError(f"--model-bytes must be at least 4, not {self.model_bytes}")
-        if not 0 < self.grad_seconds < float("inf"):
-            raise UserError(f"--grad-seconds must be positive, not {self.grad_seconds:g}")
+        at_least(4, self, "model_bytes")
+        positive(self, "grad_seconds")
 
 
 def main(options: Options) -> None:

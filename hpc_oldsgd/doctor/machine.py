@@ -6,13 +6,13 @@ import os
 import platform
 import resource
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import ops
+from ..runs.folder import versions
 from . import network
 
 PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py")
@@ -39,20 +39,10 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "interfaces": network.interfaces(),
         "extension": ops.build_info(),
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
         # Wall clock minus the steady clock: a constant, compared between hosts.
         "wall_less_steady_s": time.time() - time.perf_counter(),
     }
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def gpu(device: torch.device) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from ..runtime.agent import Agent
 from ..topology import Topology
 from ..training.options import TrainOptions
 from ..transport.mpi import ulfm
-from .folder import RunFolder, read_rows
+from .folder import RunFolder, rows_before
 from .identity import identity
 from .spec import Spec, make_topology
 
@@ -114,7 +114,7 @@ class Recovery:
         own = [row for row in self.loop.rows if row["round"] < r]
         if self.transport.rank != 0:
             return own
-        written = read_rows(run, r)
+        written = rows_before(run, r)
         known = {row["round"] for row in written}
         return written + [row for row in own if row["round"] not in known]
 

@@ -62,7 +62,7 @@ class Plan:
             return []
         if self.here:
             store.remove_newer(self.path, self.found.r)
-        return folder.read_rows(run_of(self.found.folder), self.found.r)
+        return folder.rows_before(run_of(self.found.folder), self.found.r)
 
 
 def claim_folder(options: RunOptions) -> None:

@@ -27,6 +27,10 @@ JUDGED: dict[str, tuple[target.Direction, float]] = {
     "test_accuracy": ("max", 0.95), "test_perplexity": ("min", 1.1), "test_loss": ("min", 1.1),
     "train_loss": ("min", 1.1),
 }  # fmt: skip
+SCALING = (
+    "algorithm", "task", "topology", "agents", "tau", "c", "alpha", "value", "step_s", "hidden",
+    "time_to_target",
+)  # fmt: skip
 
 Record = dict[str, Any]
 Table = list[Record]
@@ -131,7 +135,7 @@ def overlaps(folder: Path, damaged: list[UserError]) -> Table:
 
     def read_one(path: Path) -> Table:
         try:
-            content = json.loads(path.read_text().rstrip().rsplit("\n", 1)[-1])
+            content = overlap_result(path)
             settings, results = content["settings"], content["results"]
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} does not end with the line that --json prints.") from None
@@ -150,6 +154,12 @@ def overlaps(folder: Path, damaged: list[UserError]) -> Table:
         ]
 
     return read_all(sorted(folder.rglob("overlap.txt")), read_one, damaged)
+
+
+def overlap_result(path: Path) -> dict[str, Any]:
+    """The last line of what `bench overlap --json` printed."""
+    content: dict[str, Any] = json.loads(path.read_text().rstrip().rsplit("\n", 1)[-1])
+    return content
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -195,9 +205,7 @@ def scaling(records: Table) -> Table:
         if len({r["agents"] for r in group}) < 2:
             continue
         for line in group:
-            shown = {k: line[k] for k in ("algorithm", "task", "topology", "agents", "tau", "c")}
-            shown["alpha"] = line["alpha"]
-            shown |= {k: line[k] for k in ("value", "step_s", "hidden", "time_to_target")}
+            shown = {k: line[k] for k in SCALING}
             shown["speedup"] = ratio(group[0]["time_to_target"], line["time_to_target"])
             shown["against"] = f"{group[0]['agents']} agents"
             table.append(shown)

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from .. import topology
 from ..algorithms import with_tau
+from ..cli.fields import at_least
 from ..errors import UserError
 from ..runs import folder as run_folder
 from ..runs import reader
@@ -69,10 +70,9 @@ class Options:
         for name in self.problem:
             if name not in ALPHA:
                 raise UserError(f"--problem takes {' and '.join(ALPHA)}, not {name!r}.")
-        if any(n < 1 for n in self.agents) or self.tau < 1 or self.iterations < self.tau:
-            raise UserError("--agents and --tau must be at least 1, --iterations at least --tau.")
-        if not 0 <= self.c < float("inf"):
-            raise UserError("--c must be finite and at least 0.")
+        at_least(1, self, "agents", "tau")
+        at_least(self.tau, self, "iterations")
+        at_least(0, self, "c")
 
     @property
     def sizes(self) -> list[int]:

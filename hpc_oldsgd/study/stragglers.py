@@ -40,8 +40,8 @@ class Options(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.factor or not all(1 <= f < float("inf") for f in self.factor):
-            raise UserError("--factor must be finite numbers from 1 on.")
+        if not self.factor:
+            raise UserError("--factor must be one or more numbers from 1 on.")
 
 
 def main(options: Options) -> None:

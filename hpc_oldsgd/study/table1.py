@@ -11,6 +11,7 @@ import numpy as np
 
 from .. import algorithms
 from ..algorithms import Algorithm
+from ..cli.fields import at_least
 from ..errors import UserError
 from ..simulation.trajectory import trajectory
 from . import figures
@@ -49,15 +50,11 @@ class Options:
     """Folder of the report, table1.csv and a figure."""
 
     def __post_init__(self) -> None:
-        for name in ("tau", "agents"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise UserError(f"--{name} must be one or more whole numbers from 1 on.")
-        if not self.c or not all(0 <= c < float("inf") for c in self.c):
-            raise UserError("--c must be one or more finite numbers from 0 on.")
-        if self.rounds < 1 or self.model_bytes < 4 or not self.grad_seconds >= 0:
-            raise UserError(
-                "--rounds must be at least 1, --model-bytes at least 4, --grad-seconds at least 0."
-            )
+        if not (self.tau and self.agents and self.c):
+            raise UserError("--tau, --agents and --c must be one or more numbers.")
+        at_least(1, self, "tau", "agents", "rounds")
+        at_least(0, self, "c", "grad_seconds")
+        at_least(4, self, "model_bytes")
         for name in self.algorithm:
             algorithms.get(name)
 

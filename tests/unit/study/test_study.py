@@ -265,8 +265,8 @@ def test_over_mpi_time_is_wall_time(
     [
         (("--task", "digit"), "did you mean digits?"),
         (("--algorithm", "sgd"), "There is no algorithm 'sgd'"),
-        (("--tau", "0"), "--tau must be at least 1."),
-        (("--every", "0"), "--every must be at least 1."),
+        (("--tau", "0"), "--tau must be at least 1, not 0"),
+        (("--every", "0"), "--every must be at least 1, not "),
         (("--options=--batchnom",), "Unknown option --batchnom"),
         (("--mpi", "--launcher", "mpirun"), "--launcher needs {n}"),
         (("--options=--c 7",), "--options cannot set --c: a study times its runs itself"),
