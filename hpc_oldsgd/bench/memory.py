@@ -102,11 +102,12 @@ class Meter:
         return (resident("VmHWM") - self.peak_start) / self.unit_bytes
 
 
-def resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def resident(field: str, table: str = "/proc/self/status") -> int:
+    """Bytes, as the kernel's table of this process says, or one of the machine."""
+    for line in Path(table).read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise UserError("this benchmark reads /proc/self/status, which is not here")
+    raise UserError(f"{table} has no {field}, which is needed here")
 
 
 def main(options: Options) -> None:

@@ -23,7 +23,10 @@ from ..launch.launcher import launcher_rank, launcher_size
 from . import fields
 from .fields import NOT_GIVEN, Positional, dashed, default_of, flags, options, summary, written
 
-__all__ = ["Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of"]
+__all__ = [
+    "Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of",
+    "without",
+]  # fmt: skip
 
 T = TypeVar("T")
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
@@ -227,6 +230,18 @@ def _unknown(
             return f"{option} belongs to the {key} {' or '.join(owners)}, not to {chosen.get(key)}."
     close = nearest(option, known)
     return f"Unknown option {option}; " + (f"did you mean {close}?" if close else "see --help.")
+
+
+def without(argv: Sequence[str], options: set[str]) -> list[str]:
+    """The words without these options and their values."""
+    words: list[str] = []
+    dropped = False
+    for word in argv:
+        if word.startswith("--"):
+            dropped = dashed(word.partition("=")[0]) in options
+        if not dropped:
+            words.append(word)
+    return words
 
 
 def values_of(argv: Sequence[str], name: str) -> list[str]:

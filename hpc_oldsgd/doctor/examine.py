@@ -67,7 +67,7 @@ def main(options: Options) -> None:
         "grad_seconds": options.grad_seconds,
         "machines": _facts(comm, device),
     }
-    found["clock_offsets_s"] = _offsets(comm, startup.clock_offset())
+    found["clock_offsets_s"] = links.of_every_rank(comm, startup.clock_offset())
     with limit(LIMIT_S, "for the other ranks, while the network was measured"):
         found["cuda_aware"] = cuda_aware(comm, device)
         _measure(found, comm, topology, device, options)
@@ -79,18 +79,11 @@ def main(options: Options) -> None:
 
 
 def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:
-    from ..transport.mpi.collectives import gather_text
     from ..transport.mpi.cuda_probe import says_cuda_aware
     from ..transport.mpi.link_probe import library
 
     own = {**machine.facts(device), "library": library(), "says_cuda_aware": says_cuda_aware()}
-    return [json.loads(text) for text in gather_text(comm, json.dumps(own))]
-
-
-def _offsets(comm: Any, own: float) -> list[float]:
-    from ..transport.mpi.collectives import gather_text
-
-    return [float(text) for text in gather_text(comm, repr(own))]
+    return links.of_every_rank(comm, own)
 
 
 def _measure(

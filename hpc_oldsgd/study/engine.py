@@ -140,7 +140,8 @@ def _announce_rest(first: Path, seconds: float, rest: Sequence[Cell]) -> None:
 # --- all of them --------------------------------------------------------------------------------
 def _run_all(missing: Sequence[Cell], options: StudyOptions, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    with Bar(sum(cell.n * cell.iterations for cell in missing)) as bar:
+    total = sum(cell.n * cell.iterations for cell in missing)
+    with contextlib.closing(Bar(total)) as bar:
         if options.mpi:
             for k, cell in enumerate(missing):
                 start = time.perf_counter()
@@ -176,10 +177,7 @@ class Bar:
             print(f"{share:4.0%} of the gradients, {left} left", flush=True)
             self._line_at = now + LINE_S
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._bar.close()
 
 
