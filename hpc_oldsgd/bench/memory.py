@@ -107,7 +107,7 @@ def resident(field: str, table: str = "/proc/self/status") -> int:
     for line in Path(table).read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise UserError(f"{table} has no {field}, which is needed here")
+    raise UserError(f"this command reads {field} in {table}, where there is none")
 
 
 def main(options: Options) -> None:

@@ -200,9 +200,7 @@ def main(options: Options) -> None:
     progress, native = idle.progress, idle.native
     idle.close()
 
-    results = []
-    for algorithm in chosen:
-        results.append(measure(options, algorithm, transport(), gradient, t_g, t_c))
+    results = [measure(options, one, transport(), gradient, t_g, t_c) for one in chosen]
     if comm.rank:
         return
     settings = {

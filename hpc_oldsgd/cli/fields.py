@@ -15,7 +15,7 @@ import itertools
 import math
 import textwrap
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from ..errors import UserError
@@ -136,21 +136,23 @@ def summary(config: type) -> str:
 
 def at_least(least: float, config: object, *names: str) -> None:
     """Refuse a number below `least`, infinite or NaN. A field may have several, or None."""
-    _check_numbers(config, names, lambda value: least <= value < math.inf, f"at least {least:g}")
+    for name, number in _numbers(config, names):
+        if not least <= number < math.inf:
+            raise UserError(f"--{dashed(name)} must be at least {least:g}, not {number:g}")
 
 
 def positive(config: object, *names: str) -> None:
-    _check_numbers(config, names, lambda value: 0 < value < math.inf, "positive")
+    for name, number in _numbers(config, names):
+        if not 0 < number < math.inf:
+            raise UserError(f"--{dashed(name)} must be positive, not {number:g}")
 
 
-def _check_numbers(
-    config: object, names: Sequence[str], fits: Callable[[float], bool], rule: str
-) -> None:
+def _numbers(config: object, names: Sequence[str]) -> Iterator[tuple[str, float]]:
     for name in names:
         value = getattr(config, name, None)
         for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and not fits(number):
-                raise UserError(f"--{dashed(name)} must be {rule}, not {number:g}")
+            if number is not None:
+                yield name, number
 
 
 def dashed(name: str) -> str:

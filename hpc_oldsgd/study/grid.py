@@ -85,7 +85,7 @@ class StudyOptions:
 
     def __post_init__(self) -> None:
         if not self.seeds:
-            raise UserError("--seeds must be at least one number.")
+            raise UserError("--seeds must be one or more numbers.")
         at_least(0, self, "jobs", "c")
         at_least(1, self, "tau", "agents", "every", "iterations", "factor")
         positive(self, "alpha", "target")

@@ -41,7 +41,7 @@ class Options(StudyOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.factor:
-            raise UserError("--factor must be one or more numbers from 1 on.")
+            raise UserError("--factor must be one or more numbers.")
 
 
 def main(options: Options) -> None:
