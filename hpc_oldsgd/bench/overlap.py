@@ -24,6 +24,7 @@ from torch import Tensor
 from .. import algorithms, topology
 from ..algorithms import Algorithm
 from ..algorithms.fragments import Fragmented
+from ..cli.fields import at_least
 from ..errors import UserError
 from ..launch.device import choose_device
 from ..runtime.runner import Runner
@@ -91,11 +92,9 @@ class Options:
     def __post_init__(self) -> None:
         Late(self.late_wait, self.staleness)
         check_jitter(self.jitter)
-        for name in ("tau", "rounds", "spin_size", "polls"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
-        if self.grad_seconds < 0 or self.model_bytes < 4:
-            raise UserError("--grad-seconds must not be negative, --model-bytes at least 4.")
+        at_least(1, self, "tau", "rounds", "spin_size", "polls")
+        at_least(0, self, "grad_seconds")
+        at_least(4, self, "model_bytes")
         if not self.algorithm or not self.fragments:
             raise UserError(f"Name an algorithm: {', '.join(algorithms.names())}.")
 
@@ -205,9 +204,7 @@ def main(options: Options) -> None:
     progress, native = idle.progress, idle.native
     idle.close()
 
-    results = []
-    for algorithm in chosen:
-        results.append(measure(options, algorithm, transport(), gradient, t_g, t_c))
+    results = [measure(options, one, transport(), gradient, t_g, t_c) for one in chosen]
     if comm.rank:
         return
     settings = {

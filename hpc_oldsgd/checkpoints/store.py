@@ -153,15 +153,12 @@ def remove(folder: Path) -> None:
 def run_of(path: Path) -> Path:
     """The run that a folder, or the folder behind a link, is or belongs to."""
     path = _resolved(path)
-    return path.parent.parent if _is_checkpoint(path) else path
+    is_checkpoint = path.name.startswith("round-") and path.parent.name == FOLDER
+    return path.parent.parent if is_checkpoint else path
 
 
 def _resolved(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.name.startswith("round-") and path.parent.name == FOLDER
 
 
 def choose(

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint, Gather
@@ -17,7 +15,6 @@ from ..errors import NeighbourTimeout, UserError
 from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
 from ..runtime.agent import Agent
-from ..runtime.sgd import Optimizer
 from ..simulation.slowdown import Slowdown, slowdowns
 from ..simulation.swarm import Swarm
 from ..topology import Topology
@@ -26,7 +23,7 @@ from ..training.options import TrainOptions
 from ..transport.mpi import Startup, ulfm, world
 from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank
 from ..transport.trace import Trace, merge
-from .backend import Backend
+from .backend import Backend, Models, Optimizers
 from .recovery import Recovery
 
 if TYPE_CHECKING:
@@ -81,29 +78,17 @@ class Mpi(Backend):
         return list(self.here)
 
     def make_runner(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        algorithm: Algorithm,
-        topology: Topology,
+        self, models: Models, optimizers: Optimizers, algorithm: Algorithm, topology: Topology
     ) -> Agent:
         options, (model,), (optimizer,) = self.options, models, optimizers
         if self.trace is not None:
             self.trace.align(self.startup.clock_offset())
         return Agent(
-            model,
-            optimizer,
-            algorithm,
-            topology,
-            self.comm,
-            buffers=options.buffers,
-            wire=options.wire_dtype(next(model.parameters()).dtype),
-            progress=options.progress,
-            staging=options.staging,
-            timeout_s=options.timeout or None,
-            late=options.late_policy(),
-            trace=self.trace,
-        )
+            model, optimizer, algorithm, topology, self.comm, buffers=options.buffers,
+            wire=options.wire_dtype(next(model.parameters()).dtype), progress=options.progress,
+            staging=options.staging, timeout_s=options.timeout or None,
+            late=options.late_policy(), trace=self.trace,
+        )  # fmt: skip
 
     def make_slowdown(self, runner: Agent | Swarm) -> Slowdown:
         assert isinstance(runner, Agent)

@@ -22,8 +22,8 @@ from ..algorithms import Algorithm
 from ..runtime.runner import Runner
 from ..simulation.stacked import StackedFlight, StackedReduction, StackedTransport
 from . import pages
+from .collect import markdown
 from .formulas import text_of
-from .report import markdown
 
 N, D, ROUNDS = 4, 64, 3
 KEY = "costs"  # of the table in a page
@@ -172,11 +172,6 @@ def table() -> str:
             }
         )  # fmt: skip
     return markdown(lines)
-
-
-def updated(text: str) -> str:
-    """A page with its table counted again."""
-    return pages.with_block(text, table(), KEY)
 
 
 def main(options: Options) -> None:

@@ -250,7 +250,7 @@ def damage(name: str, content: bytes | None) -> Any:
         (damage("metrics.jsonl", None), "no metrics.jsonl"),
         (damage("metrics.jsonl", b'{"iteration": 5}\nrubbish\n{"iteration": 9}\n'), "line 2,"),
         (damage("metrics.jsonl", b"[1, 2]\n"), "line 1,"),
-        (damage("metrics.jsonl", b"\xff\xfe\n"), "Cannot read"),
+        (damage("metrics.jsonl", b"\xff\xfe\n"), "line 1,"),
         (damage("metrics.jsonl", b""), "nothing to draw yet"),
         (damage("config.json", None), "a holds no whole run: there is no config.json.\n"),
         (damage("config.json", b'{"options": '), "damaged"),
