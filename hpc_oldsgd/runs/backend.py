@@ -13,7 +13,7 @@ from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint
-from ..runtime.agent import Agent
+from ..runtime.agent_runner import AgentRunner
 from ..runtime.sgd import Optimizer
 from ..simulation.clock import Clock
 from ..simulation.slowdown import Slowdown
@@ -82,13 +82,13 @@ class Backend(ABC):
     @abstractmethod
     def make_runner(
         self, models: Models, optimizers: Optimizers, algorithm: Algorithm, topology: Topology
-    ) -> Agent | Swarm: ...
+    ) -> AgentRunner | Swarm: ...
 
     def make_vmap(self, task: Task, workers: Sequence[Worker]) -> VmapGradients | None:
         """Where all gradients are taken in one pass."""
         return None
 
-    def make_slowdown(self, runner: Agent | Swarm) -> Slowdown | None:
+    def make_slowdown(self, runner: AgentRunner | Swarm) -> Slowdown | None:
         """What makes the agents of this process slow, where real time does not suffice."""
         return None
 
@@ -106,7 +106,7 @@ class Backend(ABC):
     def leave(self) -> None:  # noqa: B027
         """Wait for all processes, as the last thing."""
 
-    def about_transport(self, runner: Agent | Swarm) -> dict[str, Any]:
+    def about_transport(self, runner: AgentRunner | Swarm) -> dict[str, Any]:
         """For config.json."""
         return {}
 

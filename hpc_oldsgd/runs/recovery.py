@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import topology
 from ..errors import UserError
-from ..runtime.agent import Agent
+from ..runtime.agent_runner import AgentRunner
 from ..topology import Topology
 from ..training.options import TrainOptions
 from ..transport.mpi import ulfm
@@ -40,7 +40,7 @@ class Lost:
 class Recovery:
     """Of one rank; every survivor makes the same calls."""
 
-    def __init__(self, session: Session, options: TrainOptions, agent: Agent) -> None:
+    def __init__(self, session: Session, options: TrainOptions, agent: AgentRunner) -> None:
         self.session, self.options, self.agent = session, options, agent
         self.loop, self.transport = session.loop, agent.transport
         self.lost = [Lost(**one) for one in session.plan.lost]

@@ -184,11 +184,7 @@ class Runner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that outlives a round boundary; no message in flight belongs to it."""
-        if self.t != self._t_boundary:
-            raise UserError(
-                f"a checkpoint fits only between two rounds, and this one has taken "
-                f"{self.t - self._t_boundary} of its local steps: save in `on_round`"
-            )
+        self._check_boundary("a checkpoint")
         # At the start a schedule has prepared its state, and is to prepare it again.
         algorithm = self.algorithm.state_dict() if self.t else {}
         return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
@@ -212,7 +208,19 @@ class Runner(ABC):
             self.algorithm.load_state_dict({}, like=self.x)
         self.start()
 
+    @property
+    def at_boundary(self) -> bool:
+        """True between two rounds: here a checkpoint fits."""
+        return self.t == self._t_boundary
+
     # -- inside --------------------------------------------------------------------------------
+
+    def _check_boundary(self, what: str) -> None:
+        if not self.at_boundary:
+            raise UserError(
+                f"{what} fits only between two rounds (steps since the last one: "
+                f"{self.t - self._t_boundary}): wait until agent.at_boundary is True"
+            )
 
     def _drop(self) -> None:
         if self._schedule is not None:
