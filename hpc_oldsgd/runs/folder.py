@@ -83,9 +83,11 @@ class RunFolder:
             return f"summary.json: {error.strerror}"
         return ""
 
-    def close(self) -> None:
+    def close(self, run_goes_on: bool = False) -> None:
+        """The folder is free for other jobs, unless the run goes on with another RunFolder."""
         os.close(self._metrics)
-        release(self.path)
+        if not run_goes_on:
+            release(self.path)
         if self._board is not None:
             with contextlib.suppress(OSError):  # a full disk has been told of
                 self._board.close()

@@ -46,7 +46,7 @@ class Report:
             self.console.shown = True
             self.console.start(iterations)
         else:
-            self._folder.close()
+            self._folder.close(run_goes_on=True)
         self._folder = folder
 
     def summary(self, content: dict[str, Any]) -> None:

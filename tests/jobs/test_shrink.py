@@ -122,6 +122,19 @@ def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -
     assert len(re.findall(r"rank 1: stopped by a signal after iteration \d+", job.stderr)) == 1
 
 
+def test_a_run_that_survived_deaths_is_still_one_jobs(ulfm: Mpirun, tmp_path: Path) -> None:
+    """Rank 3 dies, then rank 0, the writer; after each death another job asks for the folder."""
+    run = tmp_path / "run"
+    words = [*SHORT, "--timeout", "120", "--iterations", "200", "--out", str(run)]
+    faults = "kill:3:21 second-job:1:61 kill:0:101 second-job:2:141"
+    job = ulfm(4, *TRAIN, *words, FAULT=faults, timeout_s=250)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count(" died: ") == 2, job.stderr
+    said = run.with_suffix(".second").read_text()
+    assert said.count("2 hpc_oldsgd.simulate: another job writes to") == 2, said
+    assert checkpoints(run)[-1].r == 100 and (run / "summary.json").exists()
+
+
 def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:
     words = ["--algorithm", "kgt", "--task", "digits", *SHORT[2:], "--topology", "torus:2x2"]
     words += ["--redistribute", "--iterations", "40", "--out", str(tmp_path / "run")]
