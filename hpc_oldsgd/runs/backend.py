@@ -108,8 +108,8 @@ class Backend(ABC):
         """Every flight ends here, and files that need all processes are written. Collective."""
 
     @abstractmethod
-    def leave(self) -> None:
-        """Wait for all processes, as the last thing."""
+    def leave(self, told: str) -> str:
+        """Wait for all processes, as the last thing: what the first of them has told."""
 
     def about_transport(self, runner: Agent | Swarm) -> dict[str, Any]:
         """For config.json."""
@@ -181,8 +181,8 @@ class Stacked(Backend):
     def finish(self, session: Session) -> None:
         session.runner.finish()
 
-    def leave(self) -> None:
-        pass
+    def leave(self, told: str) -> str:
+        return told
 
     def _clock(self) -> Clock:
         options = self.options

@@ -138,11 +138,10 @@ class Mpi(Backend):
             problem = write_trace(self.trace, session.plan.path, self.gather)
             session.report.console.warn(problem)
 
-    def leave(self) -> None:
+    def leave(self, told: str) -> str:
         if self.options.on_failure == "shrink":
-            ulfm.meet(self.comm, self.options.timeout or None)
-        else:
-            self.gather("")  # MPI_Finalize would wait for a stopped rank for ever
+            return ulfm.meet(self.comm, self.options.timeout or None, told)
+        return self.gather(told)[0]  # MPI_Finalize would wait for a stopped rank for ever
 
     @property
     def took_over(self) -> bool:  # type: ignore[override]

@@ -36,6 +36,8 @@ class Plan:
     """The checkpoint is one of this very folder."""
     overwrite: bool = False
     """What the folder holds is removed."""
+    seen: dict[str, Any] | None = None
+    """How the folder looked when this was decided."""
 
     @property
     def resumes(self) -> Checkpoint | None:
@@ -54,15 +56,19 @@ class Plan:
         known = self.resumes.manifest.get("data") if self.resumes is not None else None
         return (known["agents"], known["of"]) if known else (list(range(n)), n)
 
-    def prepare(self) -> list[dict[str, Any]]:
-        """Make the folder ready, in one process only: the rows that stay. Raises UserError."""
-        folder.prepare(self.path, self.overwrite, resume=self.here)
-        heartbeat.clear(self.path)
+    def take(self) -> list[dict[str, Any]]:
+        """Make the folder this job's, in one process only: the rows that stay. Raises UserError."""
+        folder.take(self.path, self.overwrite, resume=self.here, seen=self.seen)
         if self.resumes is None or self.found is None:
             return []
-        if self.here:
-            store.remove_newer(self.path, self.found.r)
         return folder.read_rows(run_of(self.found.folder), self.found.r)
+
+    def clear(self) -> None:
+        """Remove what the run replaces."""
+        folder.clear(self.path, self.overwrite)
+        heartbeat.clear(self.path)
+        if self.here and self.found is not None:
+            store.remove_newer(self.path, self.found.r)
 
 
 def claim_folder(options: RunOptions) -> None:
@@ -88,8 +94,9 @@ def make_plan(
         out = Path(gather(str(folder.folder_for(options, n)))[0])
     else:
         out = options.out or run_of(path)
+    seen = folder.look(out)
     if path is None:
-        return Plan(out, overwrite=options.overwrite)
+        return Plan(out, overwrite=options.overwrite, seen=seen)
     average = options.resume_average
     here = run_of(path).resolve() == out.resolve()
     if average and here:
@@ -104,8 +111,22 @@ def make_plan(
                 f"{reason}: use --overwrite in place of --resume auto, or choose another --out"
             )
         say(f"no checkpoint in {out} yet: this is the start")
-        return Plan(out, overwrite=True)
-    return Plan(out, found, average, here)
+        return Plan(out, overwrite=True, seen=seen)
+    if here and (reason := gather(newer_than(found, path))[0]):
+        raise UserError(reason)
+    return Plan(out, found, average, here, seen=seen)
+
+
+def newer_than(found: Checkpoint, path: Path) -> str:
+    """Why a run does not go on from one of its checkpoints that the user has named."""
+    run = run_of(path)
+    newer = [p for p in store.newest_first(run) if p.name > found.folder.name]
+    if run == path or not any((p / store.MANIFEST).exists() for p in newer):
+        return ""
+    return (
+        f"{run} has checkpoints after {found.folder.name}, which would be removed: choose another "
+        "--out, or remove them yourself"
+    )
 
 
 def not_the_start(out: Path, who: dict[str, Any]) -> str:

@@ -21,10 +21,11 @@ from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.mean import layout
+from ..checkpoints.store import folder_name
 from ..checkpoints.writer import Checkpoints, Policy
 from ..cli.console import Console
 from ..data import Shard
-from ..errors import Diverged, Stopped, UserError
+from ..errors import Diverged, NotSaved, Stopped, UserError
 from ..runtime.flat import check_trainable
 from ..runtime.votes import Control
 from ..tasks import seed_model
@@ -98,8 +99,8 @@ class Session:
             self._go_on_from(start.state)
 
     def run(self) -> list[dict[str, Any]]:
-        """To the end: the rows. Raises Diverged or Stopped, in every process alike."""
-        backend, loop, ended = self.backend, self.loop, None
+        """To the end: the rows. Raises Diverged, Stopped or NotSaved, in every process alike."""
+        backend, loop, ended, unsaved = self.backend, self.loop, None, ""
         with backend.alone():
             try:
                 backend.run(self)
@@ -111,9 +112,10 @@ class Session:
             if ended is None and not loop.stopped:
                 told = summarise(loop.rows, self.spec.task, self.title, backend.time_unit)
                 self.report.summary({**told, **backend.about_end()})
+                unsaved = self._unsaved()
             self.report.close()
-        backend.leave()
-        why = ended or self._stopped()
+        unsaved = backend.leave(unsaved)
+        why = ended or self._stopped() or (NotSaved(unsaved) if unsaved else None)
         if why is not None:
             why.local = backend.took_over
             raise why
@@ -134,8 +136,9 @@ class Session:
         def open_it() -> tuple[list[dict[str, Any]], RunFolder | None]:
             if not (self.in_folder and self.backend.first):
                 return [], None
-            history = self.plan.prepare()
-            return history, RunFolder(self.plan.path, self.spec.options.tensorboard, history)
+            history, options = self.plan.take(), self.spec.options
+            config, clear = self._config(), self.plan.clear
+            return history, RunFolder(self.plan.path, options.tensorboard, history, config, clear)
 
         try:
             return self.backend.check(open_it)
@@ -172,18 +175,23 @@ class Session:
             f"{spec.options.partition}"
         )
 
-    def _tell(self, tuned: str) -> None:
+    def _config(self) -> dict[str, Any]:
         spec = Spec(self.spec.options, self.runner.algorithm, self.spec.task)
-        topology, d = self.topology, self.runner.x.shape[-1]
-        config = {
+        topology = self.topology
+        return {
             **described(spec, self.backend.n),
             "iterations": spec.iterations,
             "topology": {"name": topology.name, "lambda_2": topology.lambda_2, "p": topology.p},
             **self.backend.about_transport(self.runner),
             "environment": environment(),
         }
+
+    def _tell(self, tuned: str) -> None:
+        d = self.runner.x.shape[-1]
+        if self.spec.options.auto_tau:
+            self.report.config(self._config)
         headline = f"{self.title}; {d:,} parameters{self.backend.where}"
-        self.report.start(config, headline, spec.iterations)
+        self.report.start(headline, self.spec.iterations)
         if tuned:
             self.report.console.say(tuned)
 
@@ -199,6 +207,22 @@ class Session:
         if alpha != found.manifest["alpha"]:
             told += f", with alpha {alpha:g} instead of {found.manifest['alpha']:g}"
         self.loop.say(told)
+
+    def _unsaved(self) -> str:
+        """What a complete run could not write; told by the process that writes the folder."""
+        missing, checkpoints = dict(self.report.unsaved), self.loop.checkpoints
+        if checkpoints is not None and checkpoints.part == 0:
+            kept = checkpoints.last.name if checkpoints.last else ""
+            if kept != folder_name(self.runner.r):
+                missing["the last checkpoint"] = checkpoints.problem
+        if not missing:
+            return ""
+        *names, last = missing
+        return (
+            f"the run is complete but could not write {', '.join(names)}{' and ' * bool(names)}"
+            f"{last}: {missing[last]}; make room and go on with --resume auto --out "
+            f"{self.plan.path}"
+        )
 
     def _stopped(self) -> Stopped | None:
         loop = self.loop

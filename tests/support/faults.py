@@ -113,7 +113,7 @@ def fill_disk(largest_bytes: int = 1000) -> None:
 def second_job() -> None:
     """Another job that would go on with this run; what it says is in RUN.second."""
     out = Path(sys.argv[sys.argv.index("--out") + 1])
-    words = "-m hpc_oldsgd.simulate --task logistic --resume auto --out".split()
+    words = ["-m", "hpc_oldsgd.simulate", "--task", "logistic", "--resume", "auto", "--out"]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "PRTE"))}
     done = subprocess.run(
         [sys.executable, *words, str(out)], env=env, capture_output=True, text=True
