@@ -2,6 +2,7 @@
 
 Everything is made in constructors, each part from the parts before it:
 
+    options                        the same on all ranks, or nothing is made
     topology, models, identity     by each process for itself, then agreed in one collective
     plan                           which checkpoint to go on from, agreed by all
     data, state                    by each process for itself, then agreed in one collective
@@ -32,7 +33,7 @@ from ..tasks import seed_model
 from ..topology import Topology
 from ..training.loop import Training, Worker
 from ..training.signals import Inbox
-from . import resume
+from . import agreement, resume
 from .backend import Backend
 from .folder import RunFolder, environment
 from .identity import described, identity
@@ -63,6 +64,7 @@ class Session:
         """
         console = console or Console("", shown=False)
         self.spec, self.backend, self.in_folder, self._on_end = spec, backend, in_folder, on_end
+        agreement.check_options(spec, backend.gather)
         parts = backend.check(lambda: Parts(spec, backend, in_folder))
         self.topology, self.models = parts.topology, parts.models
         self.plan = NOWHERE
@@ -73,6 +75,7 @@ class Session:
                 backend.gather, console.say,
             )  # fmt: skip
         start = backend.check(lambda: Start(spec, backend, self.plan, self.models))
+        agreement.check_data(spec.task, backend.gather)
         optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
         algorithm = self._with_saved_tau(parts.algorithm)
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from hpc_oldsgd.data import Arrays, Source
+from hpc_oldsgd.launch.launcher import launcher_rank
 from hpc_oldsgd.tasks.base import Split, Task
 
 
@@ -88,6 +89,15 @@ class NoTest(Tiny):
         return arrays(20 if split == "train" else 0)
 
 
+@dataclass(kw_only=True)
+class OwnLabels(Tiny):
+    """Its files are others on rank 2."""
+
+    def source(self, split: Split) -> Source:
+        x, y = arrays(20).arrays
+        return Arrays((x, 1 - y if launcher_rank() == 2 else y))
+
+
 TASKS: dict[str, type[Task]] = {
     "tiny": Tiny,
     "infinite-data": InfiniteData,
@@ -98,6 +108,7 @@ TASKS: dict[str, type[Task]] = {
     "not-a-number": NotANumber,
     "no-loss": NoLoss,
     "no-test": NoTest,
+    "own-labels": OwnLabels,
 }
 
 
