@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_oldsgd import tasks, topology
+from hpc_oldsgd import algorithms, tasks, topology
 from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
 from hpc_oldsgd.runs.recovery import repaired
 from hpc_oldsgd.training.options import TrainOptions
@@ -133,6 +133,29 @@ def test_a_run_that_survived_deaths_is_still_one_jobs(ulfm: Mpirun, tmp_path: Pa
     said = run.with_suffix(".second").read_text()
     assert said.count("2 hpc_oldsgd.simulate: another job writes to") == 2, said
     assert checkpoints(run)[-1].r == 100 and (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "overlap_local_sgd" else pytest.param(name, marks=pytest.mark.long)
+        for name in algorithms.names()
+    ],
+)
+def test_the_checkpoint_of_the_repair_resumes_to_the_bit(
+    ulfm: Mpirun, mpirun: Mpirun, tmp_path: Path, name: str
+) -> None:
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    words = [*SHORT, "--algorithm", name, *(["--tau", "1"] if name.startswith("dsgd") else [])]
+    job = ulfm(3, *TRAIN, *words, "--iterations", "80", "--out", run, FAULT="kill:1:21")
+    assert job.returncode == 0, job.stderr
+    words[words.index("shrink")] = "end"
+    repair = next(found for found in checkpoints(run) if found.count == 2)
+    words += ["--iterations", "80", "--resume", str(repair.folder), "--out", str(branch)]
+    job = mpirun(2, "-m", "hpc_oldsgd.train", *words)
+    assert job.returncode == 0, job.stderr
+    for a, b in zip(*(states(checkpoints(each)[-1]) for each in (run, branch)), strict=True):
+        assert a["t"] == b["t"] == 80 and torch.equal(a["x"], b["x"])
 
 
 def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:
