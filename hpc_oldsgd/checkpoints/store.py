@@ -18,6 +18,7 @@ from ..errors import UserError
 from ..files import read_regular, write_atomically
 from . import part_file
 from .part_file import Unusable, Written
+from .well_formed import manifest_fits
 
 T = TypeVar("T")
 FORMAT = 1
@@ -103,25 +104,10 @@ def find(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def _well_formed(manifest: dict[str, Any]) -> bool:
+def _well_formed(manifest: Any) -> bool:
     """Everything that is read later has its type, and no file is outside the folder."""
-    kinds = {"round": int, "iteration": int, "shards": list, "run": dict, "layout": dict}
-    kinds |= {"alpha": (int, float), "bn": str}  # type: ignore[dict-item]
-    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
-        return False
-    run = manifest["run"]
-    return (
-        manifest["round"] >= 0
-        and isinstance(run.get("agents"), int)
-        and isinstance(run.get("kind"), str)
-        and len(manifest["shards"]) > 0
-        and all(
-            isinstance(entry, dict)
-            and entry.get("file") == part_name(k)
-            and isinstance(entry.get("bytes"), int)
-            and isinstance(entry.get("sha256"), str)
-            for k, entry in enumerate(manifest["shards"])
-        )
+    return manifest_fits(manifest) and all(
+        entry["file"] == part_name(k) for k, entry in enumerate(manifest["shards"])
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import replacing, write_atomically
+from ..files import read_regular, replacing, write_atomically
 from ..training.options import RunOptions
 from ..transport import heartbeat
 from .claim import claim, release
@@ -120,7 +120,7 @@ def read_rows(run: Path, before: int) -> list[dict[str, Any]]:
     lacks what the summary is made of."""
     rows: list[dict[str, Any]] = []
     with contextlib.suppress(FileNotFoundError):
-        for line in (run / "metrics.jsonl").read_bytes().splitlines():
+        for line in read_regular(run / "metrics.jsonl").splitlines():
             with contextlib.suppress(
                 ValueError, TypeError, KeyError, OverflowError, RecursionError
             ):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
+from ..files import read_regular
 
 Clock = Literal["wall", "simulated"]
 
@@ -128,7 +129,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode()
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no whole run: there is no {path.name}.") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -79,7 +79,7 @@ class Session:
         optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
         algorithm = self._with_saved_tau(parts.algorithm)
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
-        history, folder = self._open_folder()
+        history, folder = self._open_folder(start.state)
         with backend.alone():
             self.report = Report(console, folder)
             # An agent that may run ahead of its neighbours must not wait for their votes instead.
@@ -133,10 +133,15 @@ class Session:
             return algorithm
         return replace(algorithm, tau=found.manifest["tau"])
 
-    def _open_folder(self) -> tuple[list[dict[str, Any]], RunFolder | None]:
+    def _open_folder(
+        self, state: dict[str, Any] | None
+    ) -> tuple[list[dict[str, Any]], RunFolder | None]:
         """The rows that the run goes on from, and the folder, where this process writes it."""
 
         def open_it() -> tuple[list[dict[str, Any]], RunFolder | None]:
+            if state is not None and (odd := resume.misfit(state, self.runner, self.models)):
+                found = self.plan.path if self.plan.found is None else self.plan.found.folder
+                raise UserError(f"the {odd} in {found} does not fit this run")
             if not (self.in_folder and self.backend.first):
                 return [], None
             history, options = self.plan.take(), self.spec.options
