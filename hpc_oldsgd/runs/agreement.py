@@ -32,7 +32,7 @@ def check_options(spec: Spec[Any], gather: Gather) -> None:
     for rank, text in enumerate(texts):
         for ours, theirs in zip(first, json.loads(text), strict=True):
             # Another algorithm or task has other options: it alone is named.
-            if differ := [k for k in {**ours, **theirs} if ours.get(k) != theirs.get(k)]:
+            if differ := [k for k in {**ours, **theirs} if str(ours.get(k)) != str(theirs.get(k))]:
                 raise UserError(
                     f"rank {rank} has {_words(theirs, differ)}, rank 0 {_words(ours, differ)}: "
                     "start all ranks with the same options"

@@ -24,7 +24,7 @@ from ..topology import Topology
 from ..training import tau_auto, tau_measure
 from ..training.options import TrainOptions
 from ..transport.mpi import Startup, ulfm, world
-from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank
+from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank, explained_by_death
 from ..transport.trace import Trace, merge
 from .backend import Backend
 from .recovery import Recovery
@@ -179,6 +179,8 @@ def alone(
             shown = "".join(f"{prog}: {text}\n" for text in (str(error), error.everybody) if text)
         elif code is not None:
             shown = f"{prog}: rank {comm.rank}: {' '.join(str(error).split())}\n"
+        elif death := explained_by_death(error):
+            shown = f"{prog}: {death}; go on with --resume auto\n"
         elif survived and isinstance(error, Exception):
             end_rank(
                 f"{prog}: rank {comm.rank} failed, the others go on:\n{traceback.format_exc()}"

@@ -17,6 +17,7 @@ from ..simulation.slowdown import check_jitter, slowdowns
 from ..transport.late import Late
 
 LARGEST = 1e30
+MOST_ITERATIONS = 1e15  # floats count no further one by one
 
 
 @dataclass(kw_only=True)
@@ -103,6 +104,8 @@ class RunOptions:
         for name, value in positive.items():
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"--{name} must be positive, not {value:g}")
+        if (self.iterations or 0) > MOST_ITERATIONS:
+            raise UserError(f"--iterations must be at most {MOST_ITERATIONS:g}")
         at_least_zero = {
             "momentum": self.momentum,
             "weight-decay": self.weight_decay,

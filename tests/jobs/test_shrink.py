@@ -158,6 +158,24 @@ def test_the_checkpoint_of_the_repair_resumes_to_the_bit(
         assert a["t"] == b["t"] == 80 and torch.equal(a["x"], b["x"])
 
 
+@pytest.mark.parametrize(
+    ("words", "fault", "dead"),
+    [
+        (["--task", "logistic", "--on-failure", "end"], "kill:2:21", 2),
+        (["--task", "dies", "--on-failure", "shrink"], "", 1),
+    ],
+)
+def test_a_death_that_ends_the_job_is_named(
+    ulfm: Mpirun, tmp_path: Path, words: list[str], fault: str, dead: int
+) -> None:
+    """In a round without shrink, and before the first round."""
+    words = [*SHORT, "--iterations", "400", *words, "--out", str(tmp_path / "run")]
+    job = ulfm(3, *TRAIN, *words, FAULT=fault)
+    assert job.returncode != 0
+    assert re.search(rf"rank \d ends the job: rank {dead} has died", job.stderr), job.stderr
+    assert "Traceback" not in job.stderr and " failed, the job" not in job.stderr, job.stderr
+
+
 def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:
     words = ["--algorithm", "kgt", "--task", "digits", *SHORT[2:], "--topology", "torus:2x2"]
     words += ["--redistribute", "--iterations", "40", "--out", str(tmp_path / "run")]

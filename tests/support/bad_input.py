@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,6 +100,16 @@ class OwnLabels(Tiny):
         return Arrays((x, 1 - y if launcher_rank() == 2 else y))
 
 
+@dataclass(kw_only=True)
+class Dies(NoParameters):
+    """Rank 1 is killed before the first round."""
+
+    def model(self) -> nn.Module:
+        if launcher_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.Linear(4, 2)
+
+
 TASKS: dict[str, type[Task]] = {
     "tiny": Tiny,
     "infinite-data": InfiniteData,
@@ -109,6 +121,7 @@ TASKS: dict[str, type[Task]] = {
     "no-loss": NoLoss,
     "no-test": NoTest,
     "own-labels": OwnLabels,
+    "dies": Dies,
 }
 
 

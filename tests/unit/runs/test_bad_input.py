@@ -138,6 +138,7 @@ def test_a_disk_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str
     [
         ("--task no-loss", "measure() of NoLoss must return a loss"),
         ("--task no-test", "the test set of NoTest is empty"),
+        (f"--iterations {10**30}", "--iterations must be at most 1e+15"),
         ("--alpha 1e31", "--alpha must be at most 1e+30"),
         ("--weight-decay 2e30", "--weight-decay must be at most 1e+30"),
         ("--momentum 1e300", "--momentum must be at most 1e+30"),
