@@ -91,7 +91,8 @@ def read(path: Path) -> Any:
 
 
 def check(path: Path, expected: Written) -> None:
-    """The file is byte for byte the one that was written. Raises Unusable."""
+    """The file is byte for byte the one that was written. Raises Unusable, or OSError where the
+    disk does not answer."""
     digest = hashlib.sha256()
     try:
         size = path.stat().st_size
@@ -100,8 +101,10 @@ def check(path: Path, expected: Written) -> None:
         with path.open("rb", buffering=0) as file:
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Unusable(f"{path.name}: {error.strerror}") from None
+    except OSError as error:  # read() does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     if digest.hexdigest() != expected.sha256:
         raise Unusable(f"the checksum of {path.name} is wrong")
 

@@ -29,6 +29,10 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
+ONE_PROCESS = {
+    f"hpc_oldsgd.{name}"
+    for name in ("simulate", "export", "plot", "topology", "theory", "data", "study")
+}  # they start no MPI: a rank in the environment is another program's
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 
 
@@ -52,11 +56,16 @@ def guard(prog: str) -> Iterator[None]:
         if code is None:
             raise
         rank, local = launcher_rank(), getattr(error, "local", False)
-        if rank == 0 or local:
+        if local or _speaks(prog):
             where = f"rank {rank}: " if local and launcher_size() > 1 else ""
             message = " ".join(str(error).split()) or type(error).__name__
             print(f"{prog}: {where}{message}", file=sys.stderr, flush=True)
         sys.exit(code)
+
+
+def _speaks(prog: str) -> bool:
+    """Not one rank of many that run the same command."""
+    return launcher_rank() == 0 or prog.split(" ")[0] in ONE_PROCESS
 
 
 def _for_the_user(error: Exception) -> Exception:
@@ -105,7 +114,7 @@ def dispatch(
         if arguments[0] in ("-h", "--help"):
             width = max(map(len, commands))
             lines = [f"  {name:{width}}  {summary(c)}" for name, (_, c) in commands.items()]
-            if launcher_rank() == 0:
+            if _speaks(prog):
                 usage = f"usage: {prog} COMMAND [--help] [OPTIONS]\n"
                 print(usage, description, "", *lines, sep="\n")
             return
@@ -166,7 +175,7 @@ def parse_staged(
         group = parser.add_argument_group(f"{dashed(key)} {name} options")
         fields.add_options(group.add_argument, types[key], {})
     if asks_help:
-        if launcher_rank() == 0:
+        if _speaks(prog or ""):
             parser.print_help()
         raise SystemExit(0)
     given = _parse(parser, arguments, lambda word: _unknown(word, types, choices, chosen))

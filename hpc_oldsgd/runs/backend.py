@@ -103,8 +103,9 @@ class Backend(ABC):
     def finish(self, session: Session) -> None:
         """Every flight ends here, and files that need all processes are written. Collective."""
 
-    def leave(self) -> None:  # noqa: B027
-        """Wait for all processes, as the last thing."""
+    def leave(self, told: str) -> str:
+        """Wait for all processes, as the last thing: what the first of them has told."""
+        return told
 
     def about_transport(self, runner: AgentRunner | Swarm) -> dict[str, Any]:
         """For config.json."""

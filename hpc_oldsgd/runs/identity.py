@@ -47,7 +47,7 @@ def identity(kind: str, spec: Spec[Any], topology: Topology, model: nn.Module) -
         **({"tau": config.auto_tau} if config.auto_tau else {}),
         "task": task.name,
         # Where the data lies may change, the data may not.
-        **{k: v for k, v in dataclasses.asdict(task).items() if not _is_place(k, v)},
+        **{k: v for k, v in dataclasses.asdict(task).items() if not is_place(k, v)},
         **{name: _plain(options[name]) for name in names},
         "W": topology.digest(),
         "model": hashlib.sha256(" ".join(shapes).encode()).hexdigest()[:16],
@@ -110,7 +110,7 @@ def _reuses(options: dict[str, Any]) -> bool:
     return bool(options["late"] == "reuse")
 
 
-def _is_place(name: str, value: Any) -> bool:
+def is_place(name: str, value: Any) -> bool:
     known = ("pretrained", "tokenizer", "download")
     return isinstance(value, Path) or name.endswith("_dir") or name in known
 

@@ -21,7 +21,7 @@ from ..topology import Topology
 from ..training import tau_auto, tau_measure
 from ..training.options import TrainOptions
 from ..transport.mpi import Startup, ulfm, world
-from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank
+from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank, explained_by_death
 from ..transport.trace import Trace, merge
 from .backend import Backend, Models, Optimizers
 from .recovery import Recovery
@@ -123,11 +123,10 @@ class Mpi(Backend):
             problem = write_trace(self.trace, session.plan.path, self.gather)
             session.report.console.warn(problem)
 
-    def leave(self) -> None:
+    def leave(self, told: str) -> str:
         if self.options.on_failure == "shrink":
-            ulfm.meet(self.comm, self.options.timeout or None)
-        else:
-            self.gather("")  # MPI_Finalize would wait for a stopped rank for ever
+            return ulfm.meet(self.comm, self.options.timeout or None, told)
+        return self.gather(told)[0]  # MPI_Finalize would wait for a stopped rank for ever
 
     @property
     def took_over(self) -> bool:  # type: ignore[override]
@@ -165,6 +164,8 @@ def alone(
             shown = "".join(f"{prog}: {text}\n" for text in (str(error), error.everybody) if text)
         elif code is not None:
             shown = f"{prog}: rank {comm.rank}: {' '.join(str(error).split())}\n"
+        elif death := explained_by_death(error):
+            shown = f"{prog}: {death}; go on with --resume auto\n"
         elif survived and isinstance(error, Exception):
             end_rank(
                 f"{prog}: rank {comm.rank} failed, the others go on:\n{traceback.format_exc()}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import UserError
+from ..files import read_regular
 
 Clock = Literal["wall", "simulated"]
 
@@ -136,7 +137,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no whole run: there is no {path.name}.") from None
     except OSError as error:

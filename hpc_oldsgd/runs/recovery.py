@@ -20,6 +20,7 @@ from ..runtime.agent_runner import AgentRunner
 from ..topology import Topology
 from ..training.options import TrainOptions
 from ..transport.mpi import ulfm
+from .claim import claim
 from .folder import RunFolder, rows_before
 from .identity import identity
 from .spec import Spec, make_topology
@@ -85,6 +86,8 @@ class Recovery:
         transport.status.set("repairing the graph")
         checkpoints.abandon()
         alive = ulfm.shrink(transport)
+        if transport.rank == 0:  # the lock of a dead rank 0 is free; nobody writes before this
+            claim(checkpoints.run)
         told = [json.loads(text) for text in transport.gather_text(json.dumps(self._own_state()))]
         r, t, tau = max((one["r"], one["t"], one["tau"]) for one in told)
         name, graph = repaired(self.options, len(alive))

@@ -65,6 +65,7 @@ class Runner(ABC):
         self._gradient_start = 0.0
         self._stop = False
         self._t_boundary = 0
+        self._begun_at = 0  # the t at which the algorithm's state was or will be prepared
         self._schedule: Schedule | None = None
         self._version_left = 0
         """`version()` when the schedule last gave up control."""
@@ -177,6 +178,7 @@ class Runner(ABC):
     def begin_anew(self) -> None:
         """Start again from x as it is now, with the algorithm's state as at the first round."""
         self.finished, self._stop = False, False
+        self._begun_at = self.t
         self.algorithm.load_state_dict({}, like=self.x)
         self.start()
 
@@ -186,7 +188,7 @@ class Runner(ABC):
         """All that outlives a round boundary; no message in flight belongs to it."""
         self._check_boundary("a checkpoint")
         # At the start a schedule has prepared its state, and is to prepare it again.
-        algorithm = self.algorithm.state_dict() if self.t else {}
+        algorithm = self.algorithm.state_dict() if self.t > self._begun_at else {}
         return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -199,12 +201,13 @@ class Runner(ABC):
             self.x.copy_(state["x"])
         self.t, self.r = int(state["t"]), int(state["r"])
         self.algorithm.load_state_dict(state["algorithm"], like=self.x)
+        self._begun_at = -1 if state["algorithm"] else self.t
         self.start()
 
     def restart(self) -> None:
         """Start this round again, for instance with another tau. Collective, at a boundary."""
         self._drop()
-        if not self.t:
+        if self.t == self._begun_at:
             self.algorithm.load_state_dict({}, like=self.x)
         self.start()
 

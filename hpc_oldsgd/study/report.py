@@ -73,7 +73,7 @@ class Report:
 
     def block(self, folder: Path, figures: Path) -> str:
         """The report as a part of a page: no headings, and no tables that fill one."""
-        lines = [f"    {pages.command(sys.argv[1:])}", "", f"{pages.machine()}.", ""]
+        lines = [_behind("    ", pages.command(sys.argv[1:])), "", f"{pages.machine()}.", ""]
         for section in self.sections:
             lines += section.markdown(PAGE_ROWS)
             for path in section.figures:
@@ -100,11 +100,11 @@ class Report:
             words = [*cell.words(runs / cell.folder), "--overwrite"]
             start = f"{self.launcher.format(n=cell.n)} python -m hpc_oldsgd.train"
             program = start if cell.mpi else "python -m hpc_oldsgd.simulate"
-            lines.append(f"# {program} {shlex.join(words)}")
+            lines.append(_behind("# ", f"{program} {shlex.join(words)}"))
         return "\n".join(lines) + "\n"
 
     def markdown(self) -> str:
-        lines = [f"# {self.title}", "", f"    {command()}", ""]
+        lines = [f"# {self.title}", "", _behind("    ", command()), ""]
         for section in self.sections:
             lines += [f"## {section.title}", "", *section.markdown()]
             for path in section.figures:
@@ -139,6 +139,11 @@ def duration(seconds: float) -> str:
 
 def command() -> str:
     return f"python -m hpc_oldsgd.study {shlex.join(sys.argv[1:])}"
+
+
+def _behind(mark: str, text: str) -> str:
+    """Every line of it: a word of a command may hold a line break, which would end a comment."""
+    return "\n".join(mark + line for line in text.split("\n"))
 
 
 def _paragraphs(texts: Sequence[str]) -> list[str]:

@@ -18,6 +18,7 @@ from ..simulation.slowdown import check_jitter, slowdowns
 from ..transport.late import Late
 
 LARGEST = 1e30
+MOST_ITERATIONS = 1e15  # floats count no further one by one
 
 
 @dataclass(kw_only=True)
@@ -101,6 +102,8 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         positive(self, "iterations", "alpha", "target")
+        if (self.iterations or 0) > MOST_ITERATIONS:
+            raise UserError(f"--iterations must be at most {MOST_ITERATIONS:g}")
         at_least(0, self, "momentum", "weight_decay", "eval_every", "seed")
         at_least(0, self, "checkpoint_every", "checkpoint_seconds")
         at_least(1, self, "eval_samples", "keep")

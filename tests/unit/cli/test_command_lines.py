@@ -319,6 +319,18 @@ def test_only_rank_0_speaks(script, rank, printed):
     assert asked.returncode == 0 and bool(asked.stdout) is printed
 
 
+@pytest.mark.parametrize("command", ["simulate", "topology"])
+def test_a_command_of_one_process_always_speaks(command):
+    """Started by a rank of some job, or in its shell, it finds that rank's variables."""
+    environment = {**os.environ, "PMI_RANK": "1", "PMI_SIZE": "2"}
+    for words, code in ((["--waht"], 2), (["--help"], 0)):
+        done = subprocess.run(
+            [sys.executable, "-m", f"hpc_oldsgd.{command}", *words],
+            capture_output=True, text=True, env=environment,
+        )  # fmt: skip
+        assert done.returncode == code and (done.stderr if code else done.stdout), words
+
+
 def test_a_local_error_is_printed_where_it_strikes(script):
     done = call(script, "--what", "lost", environment={"PMI_RANK": "1", "PMI_SIZE": "2"})
     assert (done.returncode, done.stderr) == (4, "prog: rank 1: No word from agent 0.\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,21 @@ def test_report_stands_beside_the_paper(tmp_path: Path) -> None:
     assert [r["paper, VGG11"] for r in ours] == ["1.23", "1.26", ""]
     off = float(ours[0]["speed-up"]) / 1.23 - 1
     assert ours[0]["against VGG11"] == f"{off:+.0%}"
+
+
+def test_commands_run_nothing_but_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line break in a folder's name or in the launcher ends no comment."""
+    (tmp_path / "python").symlink_to("/bin/true")
+    monkeypatch.setattr(sys, "argv", ["study", "speedup", "--out", "a\ntouch one #"])
+    cells = [cell(), dataclasses.replace(cell(), mpi=True)]
+    report = Report("t", [], cells, launcher="mpirun\ntouch two #")
+    report.write(tmp_path, Path("runs\ntouch three #"))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    ran = subprocess.run(["sh", "commands.sh"], cwd=tmp_path, env=env, capture_output=True)
+    assert ran.returncode == 0, ran.stderr
+    assert not [name for name in ("one", "two", "three") if (tmp_path / name).exists()]
 
 
 def test_a_page_takes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
