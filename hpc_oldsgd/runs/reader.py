@@ -141,4 +141,4 @@ def read_bytes(path: Path) -> bytes:
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no whole run: there is no {path.name}.") from None
     except OSError as error:
-        raise UserError(f"Cannot read {path}: {error}.") from None
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None

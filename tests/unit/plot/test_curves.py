@@ -323,6 +323,7 @@ def test_no_training_code_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
         "hpc_oldsgd", "hpc_oldsgd.cli", "hpc_oldsgd.cli.fields", "hpc_oldsgd.errors",
+        "hpc_oldsgd.files",
         "hpc_oldsgd.launch", "hpc_oldsgd.launch.launcher", "hpc_oldsgd.launch.openmpi",
         "hpc_oldsgd.plot", "hpc_oldsgd.runs", "hpc_oldsgd.runs.reader",
         *(f"hpc_oldsgd.plot.{m}" for m in
