@@ -26,6 +26,13 @@ class Stopped(RuntimeError):
     local = False
 
 
+class NotSaved(RuntimeError):
+    """The run is complete, but a file of its result could not be written."""
+
+    exit_code = 5
+    local = False
+
+
 class NeighbourTimeout(RuntimeError):
     """A neighbour did not answer within the limit; `everybody` says what each rank was doing."""
 

@@ -21,7 +21,7 @@ from .checkpoints import store
 from .checkpoints.mean import mean_state_dict
 from .checkpoints.store import Checkpoint
 from .errors import UserError
-from .files import replacing
+from .files import read_regular, replacing
 from .tasks import Task
 from .training.evaluation import MeanModel
 
@@ -55,7 +55,7 @@ def newest(run: Path, say: typing.Callable[[str], None]) -> Checkpoint:
 def task_of(run: Path) -> tuple[Task, Any]:
     """The task a run was started with, and what it did with buffers."""
     try:
-        config = json.loads((run / "config.json").read_text())
+        config = json.loads(read_regular(run / "config.json"))
         told = dict(config["task"])
         kind = tasks.registry()[told.pop("name")]
         hints = typing.get_type_hints(kind)

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,18 @@ def replacing(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def read_regular(path: Path) -> bytes:
+    """The bytes of a file. OSError for anything else: reading a pipe would wait for ever."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        try:
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                return file.read()
+        except OSError as error:  # read() does not name the file
+            raise OSError(error.errno, error.strerror, str(path)) from None
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def write_atomically(path: Path, content: bytes | str, *, sync: bool = False) -> None:

@@ -44,13 +44,15 @@ class LUGT(Algorithm):
         require(self.eta > 0, f"eta must be positive, not {self.eta}")
 
     def schedule(self, agent: Runner) -> Schedule:
+        first = not hasattr(self, "y")
         self.init(y=agent.zeros(), g_old=agent.zeros())
-        for r in agent.rounds():
+        for _ in agent.rounds():
             for k in range(self.tau):
                 g = yield
                 self.y.add_(g - self.g_old)
                 self.g_old.copy_(g)
-                if k == 0 and r > 0:  # the y that belongs to the x mixed just before; y^0 is not
+                if k == 0 and not first:  # y belongs to the x mixed just before; y^0 does not
                     agent.exchange(self.y).mix_into(self.y)
                 agent.descend(self.y * self.eta)
+            first = False
             agent.exchange(agent.x).mix_into(agent.x)

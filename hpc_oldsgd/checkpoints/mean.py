@@ -10,9 +10,10 @@ import contextlib
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..runtime.flat import Flat
 from ..transport.base import ring_chunks, ring_mean
 from .store import Checkpoint
@@ -57,6 +58,14 @@ class Shards:
 
 def mean_state_dict(found: Checkpoint) -> dict[str, Tensor]:
     """The mean of x as a state_dict; what is outside x is averaged if float, else agent 0's."""
+    try:
+        return _mean_state_dict(found)
+    except (SafetensorError, RuntimeError, LookupError) as error:
+        why = " ".join(str(error).split())[:100]
+        raise UserError(f"{found.folder} does not hold the model it names ({why})") from None
+
+
+def _mean_state_dict(found: Checkpoint) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     with contextlib.ExitStack() as stack:
         shards = Shards(found, stack)

@@ -10,14 +10,17 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import read_regular, write_atomically
 from ..runtime import part_file
 from ..runtime.part_file import Unusable, Written
+from .well_formed import manifest_fits
 
+T = TypeVar("T")
 FORMAT = 1
 MANIFEST = "manifest.json"
 FOLDER = "checkpoints"
@@ -58,8 +61,12 @@ def part_name(k: int) -> str:
     return f"rank-{k:05d}.safetensors"
 
 
+def folder_name(r: int) -> str:
+    return f"round-{r:08d}"
+
+
 def folder_of(run: Path, r: int) -> Path:
-    return run / FOLDER / f"round-{r:08d}"
+    return run / FOLDER / folder_name(r)
 
 
 def newest_first(run: Path) -> list[Path]:
@@ -75,18 +82,20 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def find(folder: Path) -> Checkpoint:
-    """Raises Unusable."""
+    """Raises Unusable, or OSError where the disk does not answer."""
     path = folder / MANIFEST
     if not path.is_file():
         raise Unusable("it was never completed")
     try:
-        outer = json.loads(path.read_text())
+        outer = json.loads(read_regular(path))
         body = outer["manifest"]
         if hashlib.sha256(body.encode()).hexdigest() != outer["sha256"]:
             raise Unusable(f"the checksum of {MANIFEST} is wrong")
         manifest = json.loads(body)
         version = manifest["format"]
-    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    except FileNotFoundError:  # another job removes it just now
+        raise Unusable("it was never completed") from None
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise Unusable(f"{MANIFEST} cannot be read") from None
     if version != FORMAT:
         raise Unusable(f"it has format {version}, this version reads {FORMAT}")
@@ -95,25 +104,10 @@ def find(folder: Path) -> Checkpoint:
     return Checkpoint(folder, manifest)
 
 
-def _well_formed(manifest: dict[str, Any]) -> bool:
+def _well_formed(manifest: Any) -> bool:
     """Everything that is read later has its type, and no file is outside the folder."""
-    kinds = {"round": int, "iteration": int, "shards": list, "run": dict, "layout": dict}
-    kinds |= {"alpha": (int, float), "bn": str}  # type: ignore[dict-item]
-    if not all(isinstance(manifest.get(key), kind) for key, kind in kinds.items()):
-        return False
-    run = manifest["run"]
-    return (
-        manifest["round"] >= 0
-        and isinstance(run.get("agents"), int)
-        and isinstance(run.get("kind"), str)
-        and len(manifest["shards"]) > 0
-        and all(
-            isinstance(entry, dict)
-            and entry.get("file") == part_name(k)
-            and isinstance(entry.get("bytes"), int)
-            and isinstance(entry.get("sha256"), str)
-            for k, entry in enumerate(manifest["shards"])
-        )
+    return manifest_fits(manifest) and all(
+        entry["file"] == part_name(k) for k, entry in enumerate(manifest["shards"])
     )
 
 
@@ -153,15 +147,12 @@ def remove(folder: Path) -> None:
 def run_of(path: Path) -> Path:
     """The run that a folder, or the folder behind a link, is or belongs to."""
     path = _resolved(path)
-    return path.parent.parent if _is_checkpoint(path) else path
+    is_checkpoint = path.name.startswith("round-") and path.parent.name == FOLDER
+    return path.parent.parent if is_checkpoint else path
 
 
 def _resolved(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.name.startswith("round-") and path.parent.name == FOLDER
 
 
 def choose(
@@ -181,22 +172,11 @@ def choose(
     names = [name for name in gather("\n".join(p.name for p in listed))[0].split("\n") if name]
     problems: list[str] = []
     for name in names:
-        folder = run / FOLDER / name
-        found, problem = None, ""
-        try:
-            found = find(folder)
-        except Unusable as error:
-            problem = str(error)
-        problem = _first(gather(problem))
+        found, problem = _agree(gather, name, partial(find, run / FOLDER / name))
         if not problem and found is not None:
             if why := refuse(found.manifest["run"]):
                 raise UserError(why)
-            try:
-                for part in parts_here(found):
-                    found.check(part)
-            except Unusable as error:
-                problem = str(error)
-            problem = _first(gather(problem))
+            _, problem = _agree(gather, name, partial(_check_parts, found, parts_here))
             if not problem:
                 return found
         problems.append(problem)
@@ -205,6 +185,32 @@ def choose(
     if any(problem != "it was never completed" for problem in problems) or run != path:
         raise UserError(f"no checkpoint in {run} is usable ({problems[0]}): start again elsewhere")
     return None
+
+
+def _check_parts(found: Checkpoint, parts_here: Callable[[Checkpoint], list[int]]) -> None:
+    for part in parts_here(found):
+        found.check(part)
+
+
+def _agree(gather: Gather, name: str, step: Callable[[], T]) -> tuple[T | None, str]:
+    """The step's result, and why the checkpoint is not usable on some rank. Collective.
+
+    Raises UserError where a disk gave no answer: the file may be whole, and nothing is removed.
+    """
+    result, problem, silent = None, "", ""
+    try:
+        result = step()
+    except Unusable as error:
+        problem = str(error)
+    except OSError as error:
+        file = Path(error.filename).name if error.filename else MANIFEST
+        silent = f"{file}: {error.strerror}"
+    if silent := _first(gather(silent)):
+        raise UserError(
+            f"checkpoint {name} cannot be read now ({silent}): try again, or remove it to go on "
+            "from the one before"
+        )
+    return result, _first(gather(problem))
 
 
 def _first(problems: list[str]) -> str:

@@ -87,6 +87,8 @@ class Checkpoints:
         self.part, self.count = part, count
         self.last = last
         """The newest valid one; known where part 0 is written."""
+        self.problem = ""
+        """Why the last one that was lost was lost."""
         self.messages: list[str] = []
         """For the user, from part 0; the caller takes them."""
         self._transport, self._control, self._before_commit = transport, control, before_commit
@@ -268,7 +270,8 @@ class Checkpoints:
         else:
             why = os.strerror(problem) if problem > 0 else "writing failed"
         where = f"rank {part}: " if self.count > 1 else ""
+        self.problem = where + why
         still = f"the last valid one is {self.last.name}" if self.last else "there is none yet"
         self.messages.append(
-            f"warning: no checkpoint of round {r} ({where}{why}); the run goes on, {still}"
+            f"warning: no checkpoint of round {r} ({self.problem}); the run goes on, {still}"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import os
 import re
@@ -22,9 +23,16 @@ from ..launch.launcher import launcher_rank, launcher_size
 from . import fields
 from .fields import NOT_GIVEN, Positional, dashed, default_of, flags, options, summary, written
 
-__all__ = ["Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of"]
+__all__ = [
+    "Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of",
+    "without",
+]  # fmt: skip
 
 T = TypeVar("T")
+ONE_PROCESS = {
+    f"hpc_oldsgd.{name}"
+    for name in ("simulate", "export", "plot", "topology", "theory", "data", "study")
+}  # they start no MPI: a rank in the environment is another program's
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 
 
@@ -48,11 +56,16 @@ def guard(prog: str) -> Iterator[None]:
         if code is None:
             raise
         rank, local = launcher_rank(), getattr(error, "local", False)
-        if rank == 0 or local:
+        if local or _speaks(prog):
             where = f"rank {rank}: " if local and launcher_size() > 1 else ""
             message = " ".join(str(error).split()) or type(error).__name__
             print(f"{prog}: {where}{message}", file=sys.stderr, flush=True)
         sys.exit(code)
+
+
+def _speaks(prog: str) -> bool:
+    """Not one rank of many that run the same command."""
+    return launcher_rank() == 0 or prog.split(" ")[0] in ONE_PROCESS
 
 
 def _for_the_user(error: Exception) -> Exception:
@@ -85,21 +98,23 @@ def run(
 
 
 def dispatch(
-    commands: Mapping[str, tuple[Callable[[Any], int | None], type]],
-    *,
-    prog: str,
-    description: str = "",
-    argv: Sequence[str] | None = None,
+    package: str, names: Sequence[str], description: str, argv: Sequence[str] | None = None
 ) -> None:
-    """A command line of several commands, `prog NAME ...`, each a (main, config) as for `run`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """`python -m PACKAGE NAME ...`: each name is a module of the package with Options and main.
+
+    The other modules are imported only where their names or help lines are needed.
+    """
+    arguments, prog = list(sys.argv[1:] if argv is None else argv), package
+    asked = [name for name in arguments[:1] if name in names]
+    modules = {name: importlib.import_module(f"{package}.{name}") for name in asked or names}
+    commands = {name: (module.main, module.Options) for name, module in modules.items()}
     with guard(prog):
         if not arguments:
             raise UserError(f"Say what to do: {', '.join(commands)}.")
         if arguments[0] in ("-h", "--help"):
             width = max(map(len, commands))
             lines = [f"  {name:{width}}  {summary(c)}" for name, (_, c) in commands.items()]
-            if launcher_rank() == 0:
+            if _speaks(prog):
                 usage = f"usage: {prog} COMMAND [--help] [OPTIONS]\n"
                 print(usage, description, "", *lines, sep="\n")
             return
@@ -127,21 +142,19 @@ def parse_staged(
     *,
     prog: str | None = None,
     description: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[T, dict[str, Any]]:
     """Parse `base` together with the dataclasses its own fields choose.
 
     With choices = {"algorithm": {"oldsgd": OLDSGD, ...}}, `--algorithm oldsgd` (a field of base)
     adds the fields of OLDSGD as plain options. Returns base's instance and
-    {"algorithm": OLDSGD(...)}. `defaults` replaces the defaults of fields by name.
+    {"algorithm": OLDSGD(...)}.
     """
     arguments = [_dashed_option(word) for word in (sys.argv[1:] if argv is None else argv)]
-    defaults = defaults or {}
     asks_help = not {"-h", "--help"}.isdisjoint(arguments)
     chosen: dict[str, str] = {}
     for key, known in choices.items():
-        default = next(field.default for field in options(base) if field.name == key)
-        name = (values_of(arguments, key) or [defaults.get(key, default)])[0]
+        default: Any = next(field.default for field in options(base) if field.name == key)
+        name = (values_of(arguments, key) or [default])[0]
         if name in known:
             chosen[key] = name
         elif name is not dataclasses.MISSING:
@@ -157,16 +170,16 @@ def parse_staged(
     )  # fmt: skip
     parser._negative_number_matcher = NEGATIVE  # argparse's own takes -1e-3 for an option
     notes = {key: f"One of {', '.join(known)}." for key, known in choices.items()}
-    fields.add_options(parser.add_argument, base, defaults, notes)
+    fields.add_options(parser.add_argument, base, notes)
     for key, name in chosen.items():
         group = parser.add_argument_group(f"{dashed(key)} {name} options")
-        fields.add_options(group.add_argument, types[key], defaults, {})
+        fields.add_options(group.add_argument, types[key], {})
     if asks_help:
-        if launcher_rank() == 0:
+        if _speaks(prog or ""):
             parser.print_help()
         raise SystemExit(0)
     given = _parse(parser, arguments, lambda word: _unknown(word, types, choices, chosen))
-    made = _make(types, {**defaults, **given})
+    made = _make(types, given)
     return made.pop("base"), made
 
 
@@ -226,6 +239,18 @@ def _unknown(
             return f"{option} belongs to the {key} {' or '.join(owners)}, not to {chosen.get(key)}."
     close = nearest(option, known)
     return f"Unknown option {option}; " + (f"did you mean {close}?" if close else "see --help.")
+
+
+def without(argv: Sequence[str], options: set[str]) -> list[str]:
+    """The words without these options and their values."""
+    words: list[str] = []
+    dropped = False
+    for word in argv:
+        if word.startswith("--"):
+            dropped = dashed(word.partition("=")[0]) in options
+        if not dropped:
+            words.append(word)
+    return words
 
 
 def values_of(argv: Sequence[str], name: str) -> list[str]:

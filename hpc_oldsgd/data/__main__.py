@@ -10,7 +10,7 @@ from .. import cli, tasks
 from . import histogram
 from .partition import parse
 
-PROG = "python -m hpc_oldsgd.data"
+PROG = "hpc_oldsgd.data"
 
 
 @dataclass(kw_only=True)

@@ -80,13 +80,13 @@ def rows(
     n, size, nnz = x.shape[0], x.numel(), indices.numel()
     cpu = torch.device("cpu")
     # Other rows read y[i] after row i was written, so x may not even be the same buffer as y.
-    apart = [_buffer(name, x, size, x.dtype, x.device), _buffer("y", y, size, y.dtype, x.device)]
+    apart = [_row_buffer(name, x, x), _buffer("y", y, size, y.dtype, x.device)]
     _buffer("indptr", indptr, n + 1, torch.int64, cpu)
     _buffer("indices", indices, nnz, torch.int64, cpu)
     _buffer("weights", weights, nnz, torch.float64, cpu)
     if self_weights is not None:
         _buffer("self_weights", self_weights, n, torch.float64, cpu)
-    read = [] if acc is None else [_buffer("acc", acc, size, x.dtype, x.device)]
+    read = [] if acc is None else [_row_buffer("acc", acc, x)]
     if size:
         _overlaps(apart, read)
 
@@ -148,6 +148,17 @@ def _same_shape(named: dict[str, Tensor | None], neighbours: Sequence[Tensor]) -
                 f"{name} is {tuple(shape)} and {first} is {tuple(expected)}: they have different "
                 "shapes. Pass one shape, or flat buffers."
             )
+
+
+def _row_buffer(name: str, t: Tensor, like: Tensor) -> Memory:
+    """Rows may lie apart, as in a fragment of every agent's model; all matrices alike."""
+    n, d = t.shape
+    if t.is_contiguous() and like.is_contiguous():
+        return _buffer(name, t, n * d, like.dtype, like.device)
+    first = _buffer(name, t[0], d, like.dtype, like.device)
+    if t.stride() != like.stride() or (t.stride(0) < d and n > 1):
+        raise UserError(f"{name} must have rows that lie as those of the model.")
+    return name, first[1], ((n - 1) * t.stride(0) + d) * t.element_size()
 
 
 def _overlaps(written: Sequence[Memory], read: Sequence[Memory]) -> None:

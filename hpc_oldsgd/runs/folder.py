@@ -14,16 +14,18 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import write_atomically
+from ..files import replacing, write_atomically
 from ..training.options import RunOptions
 from ..transport import heartbeat
+from . import reader
 from .claim import claim, release
+from .reader import finite
 
 FILES = ("config.json", "metrics.jsonl", "summary.json")
 NUMBERS = ("iteration", "step_s", "transfer", "exposed")
@@ -34,14 +36,31 @@ class RunFolder:
     """The one writer of a run's files; on rank 0 only. A full disk ends no run."""
 
     def __init__(
-        self, path: Path, tensorboard: bool = False, history: Sequence[dict[str, Any]] = ()
+        self,
+        path: Path,
+        tensorboard: bool = False,
+        history: Sequence[dict[str, Any]] = (),
+        config: dict[str, Any] | None = None,
+        clear: Callable[[], None] = lambda: None,
     ) -> None:
-        """`history` are the rows of a resumed run; whatever else metrics.jsonl held is dropped."""
+        """`history` are the rows of a resumed run; whatever else metrics.jsonl held is dropped.
+
+        `clear` removes what was there. It is called when the new files have found room: a start
+        that a full disk refuses has removed nothing.
+        """
         self.path = path
         self.problem = ""
         """Why the last row is not on the disk yet; it is tried again with the next."""
+        files = {"metrics.jsonl": b"".join(map(_line, history))}
+        if config is not None:
+            files["config.json"] = _json(config)
         try:
-            write_atomically(path / "metrics.jsonl", b"".join(map(_line, history)))
+            with contextlib.ExitStack() as stack:
+                for name, content in files.items():
+                    temporary = stack.enter_context(replacing(path / name))
+                    with temporary.open("xb") as file:
+                        file.write(content)
+                clear()
             self._metrics = os.open(path / "metrics.jsonl", os.O_WRONLY | os.O_APPEND)
         except OSError as error:
             raise UserError(f"cannot write to {path}: {error.strerror}") from None
@@ -52,12 +71,8 @@ class RunFolder:
 
     def row(self, row: dict[str, Any]) -> None:
         self._unwritten += _line(row)
-        try:
-            while self._unwritten:
-                self._unwritten = self._unwritten[os.write(self._metrics, self._unwritten) :]
-            self.problem = ""
-        except OSError as error:
-            self.problem = f"metrics.jsonl: {error.strerror}"
+        why = self._write_rows()
+        self.problem = f"metrics.jsonl: {why}" if why else ""
         if self._board is not None:
             try:
                 for key, value in row.items():
@@ -67,48 +82,62 @@ class RunFolder:
             except OSError as error:
                 self.problem = f"tensorboard: {error.strerror}"
 
+    def _write_rows(self) -> str:
+        try:
+            while self._unwritten:
+                self._unwritten = self._unwritten[os.write(self._metrics, self._unwritten) :]
+        except OSError as error:
+            return str(error.strerror)
+        return ""
+
     def sync(self) -> None:
         """The rows so far outlive a power cut. From any thread."""
         os.fsync(self._metrics)
 
     def write(self, name: str, content: dict[str, Any]) -> None:
         """Whole or not at all: a reader never sees half a file."""
-        write_atomically(self.path / name, json.dumps(clean(content), indent=2) + "\n")
+        write_atomically(self.path / name, _json(content))
 
-    def summary(self, content: dict[str, Any]) -> str:
-        """Write summary.json; the problem if it cannot be."""
+    def summary(self, content: dict[str, Any]) -> dict[str, str]:
+        """Write summary.json: what of the result is not on the disk, and why."""
+        why = {"metrics.jsonl": self._write_rows(), "summary.json": ""}
         try:
             self.write("summary.json", content)
         except OSError as error:
-            return f"summary.json: {error.strerror}"
-        return ""
+            why["summary.json"] = str(error.strerror)
+        return {name: text for name, text in why.items() if text}
 
-    def close(self) -> None:
+    def close(self, run_goes_on: bool = False) -> None:
+        """The folder is free for other jobs, unless the run goes on with another RunFolder."""
         os.close(self._metrics)
-        release(self.path)
+        if not run_goes_on:
+            release(self.path)
         if self._board is not None:
             with contextlib.suppress(OSError):  # a full disk has been told of
                 self._board.close()
 
 
-def read_rows(run: Path, before: int) -> list[dict[str, Any]]:
-    """The rows of the rounds before one; a line that a crash cut short is no row, nor is one that
+def rows_before(run: Path, r: int) -> list[dict[str, Any]]:
+    """The rows of the rounds before r. Skipped: a line that a crash cut short, and a row that
     lacks what the summary is made of."""
-    rows: list[dict[str, Any]] = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in (run / "metrics.jsonl").read_bytes().splitlines():
-            with contextlib.suppress(
-                ValueError, TypeError, KeyError, OverflowError, RecursionError
-            ):
-                row = json.loads(line)
-                whole = "hidden" in row and all(math.isfinite(row[key]) for key in NUMBERS)
-                if whole and int(row.get("round", before)) < before:
-                    rows.append(row)
-    return rows
+    if not (run / "metrics.jsonl").exists():
+        return []
+    rows = (row for _, row in reader.parsed_lines(run / "metrics.jsonl") if row is not None)
+    whole = [row for row in rows if "hidden" in row and all(finite(row.get(k)) for k in NUMBERS)]
+    return [row for row in whole if finite(row.get("round")) and row["round"] < r]
 
 
-def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
+def prepare(path: Path, overwrite: bool) -> None:
     """Make the folder; an earlier run in it stays unless the user said otherwise."""
+    take(path, overwrite)
+    clear(path, overwrite)
+
+
+def take(
+    path: Path, overwrite: bool, resume: bool = False, seen: dict[str, Any] | None = None
+) -> None:
+    """Make the folder, for this job alone; `seen` is how it looked when this was decided on."""
+    seen = look(path) if seen is None else seen
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another --out")
     if path.is_dir() and any(map(_counts, path.iterdir())) and not resume:
@@ -123,33 +152,48 @@ def prepare(path: Path, overwrite: bool, resume: bool = False) -> None:
                 f"{path} is a link, and nothing is removed through one: give --overwrite the "
                 f"folder itself, {path.resolve()}"
             )
-        claim(path)
-        for name in (*FILES, "checkpoints", "trace.json", "tensorboard"):
-            old = path / name
-            if old.is_symlink() or old.is_file():
-                old.unlink()  # a link is removed, never followed
-            elif old.is_dir():
-                shutil.rmtree(old)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        claim(path)
-        (path / "summary.json").unlink(missing_ok=True)  # of a run that now goes on
     except OSError as error:
         raise UserError(f"cannot write to {path}: {error.strerror}") from None
+    claim(path)
+    if look(path) != seen:
+        release(path)
+        raise UserError(
+            f"another job has just written to {path}: add --resume auto to go on with its run, or "
+            "choose another --out"
+        )
+
+
+def look(path: Path) -> dict[str, Any]:
+    """Equal as long as no job has written a run to the folder."""
+    found = {}
+    for name in (*FILES, "checkpoints"):
+        with contextlib.suppress(OSError):
+            state = (path / name).lstat()
+            found[name] = (state.st_ino, state.st_mtime_ns)
+    return found
+
+
+def clear(path: Path, overwrite: bool) -> None:
+    """Remove what a run has left; of one that goes on, only what says that it has ended."""
+    names = (*FILES, "checkpoints", "trace.json", "tensorboard") if overwrite else FILES[-1:]
+    for old in (path / name for name in names):
+        if old.is_dir() and not old.is_symlink():
+            shutil.rmtree(old)
+        else:
+            old.unlink(missing_ok=True)  # a link is removed, never followed
 
 
 def folder_for(options: RunOptions, n: int) -> Path:
     """--out, or a new name below runs/."""
     if options.out is not None:
         return options.out
-    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = f"{stamp}-{options.task}-{options.algorithm}-{options.topology.replace('/', '_')}-n{n}"
-    path = Path("runs") / name
-    k = 2
-    while path.exists():
-        path = Path("runs") / f"{name}-{k}"
-        k += 1
-    return path
+    # To the microsecond: the members of a job array start in the same second.
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S.%f")
+    graph = options.topology.replace("/", "_")
+    name = f"{stamp}-{options.task}-{options.algorithm}-{graph}-n{n}-seed{options.seed}"
+    return Path("runs") / name
 
 
 def _counts(entry: Path) -> bool:
@@ -159,19 +203,22 @@ def _counts(entry: Path) -> bool:
 
 def environment() -> dict[str, Any]:
     """What the run depended on: versions, machine, the state of the source tree."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": versions,
+        "versions": versions(PACKAGES),
         "git": _git(),
     }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def clean(value: Any) -> Any:
@@ -185,6 +232,10 @@ def clean(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
+
+
+def _json(content: dict[str, Any]) -> bytes:
+    return json.dumps(clean(content), indent=2).encode() + b"\n"
 
 
 def _line(row: dict[str, Any]) -> bytes:

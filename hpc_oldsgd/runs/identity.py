@@ -47,7 +47,7 @@ def identity(kind: str, spec: Spec[Any], topology: Topology, model: nn.Module) -
         **({"tau": config.auto_tau} if config.auto_tau else {}),
         "task": task.name,
         # Where the data lies may change, the data may not.
-        **{k: v for k, v in dataclasses.asdict(task).items() if not _is_place(k, v)},
+        **{k: v for k, v in dataclasses.asdict(task).items() if not is_place(k, v)},
         **{name: _plain(options[name]) for name in names},
         "W": topology.digest(),
         "model": hashlib.sha256(" ".join(shapes).encode()).hexdigest()[:16],
@@ -63,6 +63,7 @@ def differences(now: dict[str, Any], then: dict[str, Any]) -> str:
             "many, or add --resume-average for a fresh start from their mean"
         )
     said = []
+    then = {**_older(now["algorithm"]), **then}
     for key in {**now, **then}:
         a, b = now.get(key), then.get(key)
         if a == b or key == "download" or (key == "data" and key not in then):
@@ -87,6 +88,7 @@ def described(spec: Spec[Any], agents: int) -> dict[str, Any]:
 def same_iterates(config: dict[str, Any], mpi: bool) -> str:
     """A key that is equal for runs with the same iterates; from config.json, or `described`."""
     known = json.loads(json.dumps(clean(config)))
+    algorithm = {**_older(known["algorithm"]["name"]), **known["algorithm"]}
     task = {k: v for k, v in known["task"].items() if not k.endswith("_dir")}
     given = {**DEFAULTS, **known["options"]}  # an older run lacks newer options
     names = {*ITERATES, "bn", "late"}
@@ -95,15 +97,20 @@ def same_iterates(config: dict[str, Any], mpi: bool) -> str:
     elif mpi:
         names |= {*PACE}  # real time cannot be replayed
     same = {name: given[name] for name in names}
-    parts = [known["algorithm"], task, same, known["agents"], known["alpha"], mpi]
+    parts = [algorithm, task, same, known["agents"], known["alpha"], mpi]
     return json.dumps(parts, sort_keys=True)
+
+
+def _older(algorithm: str) -> dict[str, Any]:
+    """Options that older versions did not have, at the values they meant."""
+    return {"fragments": 1} if algorithm in ("oldsgd", "dsgd_cta") else {}
 
 
 def _reuses(options: dict[str, Any]) -> bool:
     return bool(options["late"] == "reuse")
 
 
-def _is_place(name: str, value: Any) -> bool:
+def is_place(name: str, value: Any) -> bool:
     known = ("pretrained", "tokenizer", "download")
     return isinstance(value, Path) or name.endswith("_dir") or name in known
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint, Gather
@@ -17,16 +15,15 @@ from ..errors import NeighbourTimeout, UserError
 from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
 from ..runtime.agent_runner import AgentRunner
-from ..runtime.sgd import Optimizer
 from ..simulation.slowdown import Slowdown, slowdowns
 from ..simulation.swarm import Swarm
 from ..topology import Topology
 from ..training import tau_auto, tau_measure
 from ..training.options import TrainOptions
 from ..transport.mpi import Startup, ulfm, world
-from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank
+from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank, explained_by_death
 from ..transport.trace import Trace, merge
-from .backend import Backend
+from .backend import Backend, Models, Optimizers
 from .recovery import Recovery
 
 if TYPE_CHECKING:
@@ -81,29 +78,17 @@ class Mpi(Backend):
         return list(self.here)
 
     def make_runner(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        algorithm: Algorithm,
-        topology: Topology,
+        self, models: Models, optimizers: Optimizers, algorithm: Algorithm, topology: Topology
     ) -> AgentRunner:
         options, (model,), (optimizer,) = self.options, models, optimizers
         if self.trace is not None:
             self.trace.align(self.startup.clock_offset())
         return AgentRunner(
-            model,
-            optimizer,
-            algorithm,
-            topology,
-            self.comm,
-            buffers=options.buffers,
-            wire=options.wire_dtype(next(model.parameters()).dtype),
-            progress=options.progress,
-            staging=options.staging,
-            timeout_s=options.timeout or None,
-            late=options.late_policy(),
-            trace=self.trace,
-        )
+            model, optimizer, algorithm, topology, self.comm, buffers=options.buffers,
+            wire=options.wire_dtype(next(model.parameters()).dtype), progress=options.progress,
+            staging=options.staging, timeout_s=options.timeout or None,
+            late=options.late_policy(), trace=self.trace,
+        )  # fmt: skip
 
     def make_slowdown(self, runner: AgentRunner | Swarm) -> Slowdown:
         assert isinstance(runner, AgentRunner)
@@ -138,11 +123,10 @@ class Mpi(Backend):
             problem = write_trace(self.trace, session.plan.path, self.gather)
             session.report.console.warn(problem)
 
-    def leave(self) -> None:
+    def leave(self, told: str) -> str:
         if self.options.on_failure == "shrink":
-            ulfm.meet(self.comm, self.options.timeout or None)
-        else:
-            self.gather("")  # MPI_Finalize would wait for a stopped rank for ever
+            return ulfm.meet(self.comm, self.options.timeout or None, told)
+        return self.gather(told)[0]  # MPI_Finalize would wait for a stopped rank for ever
 
     @property
     def took_over(self) -> bool:  # type: ignore[override]
@@ -180,6 +164,8 @@ def alone(
             shown = "".join(f"{prog}: {text}\n" for text in (str(error), error.everybody) if text)
         elif code is not None:
             shown = f"{prog}: rank {comm.rank}: {' '.join(str(error).split())}\n"
+        elif death := explained_by_death(error):
+            shown = f"{prog}: {death}; go on with --resume auto\n"
         elif survived and isinstance(error, Exception):
             end_rank(
                 f"{prog}: rank {comm.rank} failed, the others go on:\n{traceback.format_exc()}"

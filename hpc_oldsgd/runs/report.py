@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..cli.console import Console, summary_lines
-from ..errors import UserError
 from ..tasks import Task
 from ..training import target
 from ..training.window import hidden
@@ -17,17 +17,20 @@ class Report:
     def __init__(self, console: Console, folder: RunFolder | None) -> None:
         """`folder` in the process that writes it, which may be another one after a death."""
         self.console, self._folder = console, folder
+        self.unsaved: dict[str, str] = {}
+        """Files of the result that could not be written, and why."""
 
-    def start(self, config: dict[str, Any], headline: str, iterations: int) -> None:
-        if self._folder is not None:
-            try:
-                self._folder.write("config.json", config)
-            except OSError as error:
-                self._folder.close()
-                path = self._folder.path
-                raise UserError(f"cannot write to {path}: {error.strerror}") from None
+    def start(self, headline: str, iterations: int) -> None:
         self.console.print(f"{self.console.prog}: {headline}")
         self.console.start(iterations)
+
+    def config(self, content: Callable[[], dict[str, Any]]) -> None:
+        """config.json once more, with what has been measured since the start."""
+        if self._folder is not None:
+            try:
+                self._folder.write("config.json", content())
+            except OSError as error:
+                self.console.warn(f"config.json: {error.strerror}")
 
     def row(self, row: dict[str, Any]) -> None:
         self.console.row(row)
@@ -46,12 +49,14 @@ class Report:
             self.console.shown = True
             self.console.start(iterations)
         else:
-            self._folder.close()
+            self._folder.close(run_goes_on=True)
         self._folder = folder
 
     def summary(self, content: dict[str, Any]) -> None:
         if self._folder is not None:
-            self.console.warn(self._folder.summary(content))
+            self.unsaved = self._folder.summary(content)
+            for name, why in self.unsaved.items():
+                self.console.warn(f"{name}: {why}")
             self.console.print(summary_lines(content, self._folder.path))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 Everything is made in constructors, each part from the parts before it:
 
+    options                        the same on all ranks, or nothing is made
     topology, models, identity     by each process for itself, then agreed in one collective
     plan                           which checkpoint to go on from, agreed by all
     data, state                    by each process for itself, then agreed in one collective
@@ -13,7 +14,6 @@ Everything is made in constructors, each part from the parts before it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,18 @@ from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.mean import layout
+from ..checkpoints.store import folder_name
 from ..checkpoints.writer import Checkpoints, Policy
 from ..cli.console import Console
 from ..data import Shard
-from ..errors import Diverged, Stopped, UserError
+from ..errors import Diverged, NotSaved, Stopped, UserError
 from ..runtime.flat import check_trainable
 from ..runtime.votes import Control
 from ..tasks import seed_model
 from ..topology import Topology
 from ..training.loop import Training, Worker
 from ..training.signals import Inbox
-from . import resume
+from . import agreement, resume
 from .backend import Backend
 from .folder import RunFolder, environment
 from .identity import described, identity
@@ -62,6 +63,7 @@ class Session:
         """
         console = console or Console("", shown=False)
         self.spec, self.backend, self.in_folder, self._on_end = spec, backend, in_folder, on_end
+        agreement.check_options(spec, backend.gather)
         parts = backend.check(lambda: Parts(spec, backend, in_folder))
         self.topology, self.models = parts.topology, parts.models
         self.plan = NOWHERE
@@ -72,10 +74,11 @@ class Session:
                 backend.gather, console.say,
             )  # fmt: skip
         start = backend.check(lambda: Start(spec, backend, self.plan, self.models))
+        agreement.check_data(spec.task, backend.gather)
         optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
         algorithm = self._with_saved_tau(parts.algorithm)
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
-        history, folder = self._open_folder()
+        history, folder = self._open_folder(start.state)
         with backend.alone():
             self.report = Report(console, folder)
             # An agent that may run ahead of its neighbours must not wait for their votes instead.
@@ -98,8 +101,8 @@ class Session:
             self._go_on_from(start.state)
 
     def run(self) -> list[dict[str, Any]]:
-        """To the end: the rows. Raises Diverged or Stopped, in every process alike."""
-        backend, loop, ended = self.backend, self.loop, None
+        """To the end: the rows. Raises Diverged, Stopped or NotSaved, in every process alike."""
+        backend, loop, ended, unsaved = self.backend, self.loop, None, ""
         with backend.alone():
             try:
                 backend.run(self)
@@ -111,9 +114,10 @@ class Session:
             if ended is None and not loop.stopped:
                 told = summarise(loop.rows, self.spec.task, self.title, backend.time_unit)
                 self.report.summary({**told, **backend.about_end()})
+                unsaved = self._unsaved()
             self.report.close()
-        backend.leave()
-        why = ended or self._stopped()
+        unsaved = backend.leave(unsaved)
+        why = ended or self._stopped() or (NotSaved(unsaved) if unsaved else None)
         if why is not None:
             why.local = backend.took_over
             raise why
@@ -126,16 +130,22 @@ class Session:
         found = self.plan.resumes
         if found is None or not self.spec.options.auto_tau:
             return algorithm
-        return replace(algorithm, tau=found.manifest["tau"])
+        return algorithm.with_tau(found.manifest["tau"])
 
-    def _open_folder(self) -> tuple[list[dict[str, Any]], RunFolder | None]:
+    def _open_folder(
+        self, state: dict[str, Any] | None
+    ) -> tuple[list[dict[str, Any]], RunFolder | None]:
         """The rows that the run goes on from, and the folder, where this process writes it."""
 
         def open_it() -> tuple[list[dict[str, Any]], RunFolder | None]:
+            if state is not None and (odd := resume.misfit(state, self.runner, self.models)):
+                found = self.plan.path if self.plan.found is None else self.plan.found.folder
+                raise UserError(f"the {odd} in {found} does not fit this run")
             if not (self.in_folder and self.backend.first):
                 return [], None
-            history = self.plan.prepare()
-            return history, RunFolder(self.plan.path, self.spec.options.tensorboard, history)
+            history, options = self.plan.take(), self.spec.options
+            config, clear = self._config(), self.plan.clear
+            return history, RunFolder(self.plan.path, options.tensorboard, history, config, clear)
 
         try:
             return self.backend.check(open_it)
@@ -172,18 +182,23 @@ class Session:
             f"{spec.options.partition}"
         )
 
-    def _tell(self, tuned: str) -> None:
+    def _config(self) -> dict[str, Any]:
         spec = Spec(self.spec.options, self.runner.algorithm, self.spec.task)
-        topology, d = self.topology, self.runner.x.shape[-1]
-        config = {
+        topology = self.topology
+        return {
             **described(spec, self.backend.n),
             "iterations": spec.iterations,
             "topology": {"name": topology.name, "lambda_2": topology.lambda_2, "p": topology.p},
             **self.backend.about_transport(self.runner),
             "environment": environment(),
         }
+
+    def _tell(self, tuned: str) -> None:
+        d = self.runner.x.shape[-1]
+        if self.spec.options.auto_tau:
+            self.report.config(self._config)
         headline = f"{self.title}; {d:,} parameters{self.backend.where}"
-        self.report.start(config, headline, spec.iterations)
+        self.report.start(headline, self.spec.iterations)
         if tuned:
             self.report.console.say(tuned)
 
@@ -199,6 +214,22 @@ class Session:
         if alpha != found.manifest["alpha"]:
             told += f", with alpha {alpha:g} instead of {found.manifest['alpha']:g}"
         self.loop.say(told)
+
+    def _unsaved(self) -> str:
+        """What a complete run could not write; told by the process that writes the folder."""
+        missing, checkpoints = dict(self.report.unsaved), self.loop.checkpoints
+        if checkpoints is not None and checkpoints.part == 0:
+            kept = checkpoints.last.name if checkpoints.last else ""
+            if kept != folder_name(self.runner.r):
+                missing["the last checkpoint"] = checkpoints.problem
+        if not missing:
+            return ""
+        *names, last = missing
+        return (
+            f"the run is complete but could not write {', '.join(names)}{' and ' * bool(names)}"
+            f"{last}: {missing[last]}; make room and go on with --resume auto --out "
+            f"{self.plan.path}"
+        )
 
     def _stopped(self) -> Stopped | None:
         loop = self.loop

@@ -47,7 +47,7 @@ class OtherTypes:
     def check(self, algorithm: Algorithm, wire: torch.dtype | None, own: Flat) -> None:
         for flat in self.flats:
             first = flat.slots[0]
-            if not isinstance(algorithm, OLDSGD) or algorithm.form != "delta":
+            if type(algorithm) is not OLDSGD or algorithm.form != "delta":
                 raise UserError(
                     f"{first.name} is {flat.dtype}, {own.slots[0].name} is {own.dtype}: this "
                     "algorithm mixes one dtype only. Cast the model, for instance by "

@@ -41,7 +41,13 @@ class Written:
 
 def snapshot(tree: Any) -> Any:
     """A copy in host memory that the training no longer touches; waits for a device's copies."""
-    return _tensors(tree, lambda t: t.detach().to("cpu", copy=True))
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: snapshot(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(snapshot, tree))
+    return tree
 
 
 def write(path: Path, tree: Any) -> Written:
@@ -85,7 +91,8 @@ def read(path: Path) -> Any:
 
 
 def check(path: Path, expected: Written) -> None:
-    """The file is byte for byte the one that was written. Raises Unusable."""
+    """The file is byte for byte the one that was written. Raises Unusable, or OSError where the
+    disk does not answer."""
     digest = hashlib.sha256()
     try:
         size = path.stat().st_size
@@ -94,23 +101,15 @@ def check(path: Path, expected: Written) -> None:
         with path.open("rb", buffering=0) as file:
             while piece := file.read(PIECE_BYTES):
                 digest.update(piece)
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Unusable(f"{path.name}: {error.strerror}") from None
+    except OSError as error:  # read() does not name the file
+        raise OSError(error.errno, error.strerror, str(path)) from None
     if digest.hexdigest() != expected.sha256:
         raise Unusable(f"the checksum of {path.name} is wrong")
 
 
 # -- trees -------------------------------------------------------------------------------------
-
-
-def _tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: _tensors(value, change) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_tensors(value, change) for value in tree)
-    return tree
 
 
 def _pack(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from typing_extensions import Self
 
 from ..errors import UserError
-from ..transport.base import FadingTail, Flight, Reduction, Transport
+from ..transport.base import FadingTail, Flight, Reduction, Transport, cut
 from ..transport.late import NO_EDGES
 from ..transport.trace import Trace
 from .unread_gradient import UNREAD
@@ -48,6 +48,7 @@ class Runner(ABC):
         self.x = x
         """Its version counter tells whether a snapshot is current (see `Flight.mix_into`). Changes
         that torch does not count, through p or p.data, are counted here."""
+        algorithm.check(transport.topology)
         self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
         self.transport = transport
         transport.tail = tail
@@ -64,6 +65,7 @@ class Runner(ABC):
         self._gradient_start = 0.0
         self._stop = False
         self._t_boundary = 0
+        self._begun_at = 0  # the t at which the algorithm's state was or will be prepared
         self._schedule: Schedule | None = None
         self._version_left = 0
         """`version()` when the schedule last gave up control."""
@@ -79,7 +81,12 @@ class Runner(ABC):
         """One local optimizer step along g: x <- x - alpha g for plain SGD."""
 
     def exchange(self, x: Tensor) -> Flight:
-        return self.transport.exchange(x, self.r)
+        """Send x, or a fragment of it, to the neighbours; theirs come back."""
+        return self.transport.exchange(x, self.r, x.shape[-1] / self.x.shape[-1])
+
+    def cut(self, x: Tensor, fragments: int) -> list[Tensor]:
+        """A tensor of x's shape as that many views, each in whole cache lines."""
+        return cut(x, fragments)
 
     def all_reduce(self, x: Tensor) -> Reduction:
         if self.transport.late is not None:
@@ -171,6 +178,7 @@ class Runner(ABC):
     def begin_anew(self) -> None:
         """Start again from x as it is now, with the algorithm's state as at the first round."""
         self.finished, self._stop = False, False
+        self._begun_at = self.t
         self.algorithm.load_state_dict({}, like=self.x)
         self.start()
 
@@ -180,7 +188,7 @@ class Runner(ABC):
         """All that outlives a round boundary; no message in flight belongs to it."""
         self._check_boundary("a checkpoint")
         # At the start a schedule has prepared its state, and is to prepare it again.
-        algorithm = self.algorithm.state_dict() if self.t else {}
+        algorithm = self.algorithm.state_dict() if self.t > self._begun_at else {}
         return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -193,12 +201,13 @@ class Runner(ABC):
             self.x.copy_(state["x"])
         self.t, self.r = int(state["t"]), int(state["r"])
         self.algorithm.load_state_dict(state["algorithm"], like=self.x)
+        self._begun_at = -1 if state["algorithm"] else self.t
         self.start()
 
     def restart(self) -> None:
         """Start this round again, for instance with another tau. Collective, at a boundary."""
         self._drop()
-        if not self.t:
+        if self.t == self._begun_at:
             self.algorithm.load_state_dict({}, like=self.x)
         self.start()
 

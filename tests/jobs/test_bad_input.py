@@ -51,12 +51,14 @@ def test_bad_input_over_mpi(mpirun: Mpirun, tmp_path: Path) -> None:
     for case, _, _ in cases:
         words += [*case, *([] if "--out" in case else ["--out", str(tmp_path / "new")]), "--"]
 
-    # In the last run rank 1's disk is full after the first checkpoint: it goes on to its end.
+    # In the last run rank 1's disk is full after the first checkpoint: it goes on to its end, and
+    # then says that the last checkpoint is missing.
     words += [*SHORT, "--out", str(full)]
     job = mpirun(3, *TRAIN, *words, timeout_s=200, FAULT="full-disk:1:0")
-    assert job.returncode == 0 and "Traceback" not in job.stderr, job.stderr
+    assert job.returncode == 5 and "Traceback" not in job.stderr, job.stderr
     *outputs, last = re.split(r"^=== (.*)\n", job.stderr, flags=re.M)
     assert "rank 1: File too large" in last
+    assert last.count("the run is complete but could not write the last checkpoint: ") == 1
     for (case, code, said), output, codes in zip(cases, outputs[::2], outputs[1::2], strict=True):
         assert codes.split() == [str(code)] * 3, (case, codes, output)
         assert re.search(said, output), (case, output)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from hpc_oldsgd import tasks, topology
+from hpc_oldsgd import algorithms, tasks, topology
 from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
 from hpc_oldsgd.runs.recovery import repaired
 from hpc_oldsgd.training.options import TrainOptions
@@ -120,6 +120,60 @@ def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -
     job = ulfm(3, *TRAIN, *words, FAULT="kill:0:21 term:2:121")
     assert job.returncode == 75, job.stderr
     assert len(re.findall(r"rank 1: stopped by a signal after iteration \d+", job.stderr)) == 1
+
+
+def test_a_run_that_survived_deaths_is_still_one_jobs(ulfm: Mpirun, tmp_path: Path) -> None:
+    """Rank 3 dies, then rank 0, the writer; after each death another job asks for the folder."""
+    run = tmp_path / "run"
+    words = [*SHORT, "--timeout", "120", "--iterations", "200", "--out", str(run)]
+    faults = "kill:3:21 second-job:1:61 kill:0:101 second-job:2:141"
+    job = ulfm(4, *TRAIN, *words, FAULT=faults, timeout_s=250)
+    assert job.returncode == 0, job.stderr
+    assert job.stderr.count(" died: ") == 2, job.stderr
+    said = run.with_suffix(".second").read_text()
+    assert said.count("2 hpc_oldsgd.simulate: another job writes to") == 2, said
+    assert checkpoints(run)[-1].r == 100 and (run / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "overlap_local_sgd" else pytest.param(name, marks=pytest.mark.long)
+        for name in algorithms.names()
+    ],
+)
+def test_the_checkpoint_of_the_repair_resumes_to_the_bit(
+    ulfm: Mpirun, mpirun: Mpirun, tmp_path: Path, name: str
+) -> None:
+    run, branch = tmp_path / "run", tmp_path / "branch"
+    words = [*SHORT, "--algorithm", name, *(["--tau", "1"] if name.startswith("dsgd") else [])]
+    job = ulfm(3, *TRAIN, *words, "--iterations", "80", "--out", run, FAULT="kill:1:21")
+    assert job.returncode == 0, job.stderr
+    words[words.index("shrink")] = "end"
+    repair = next(found for found in checkpoints(run) if found.count == 2)
+    words += ["--iterations", "80", "--resume", str(repair.folder), "--out", str(branch)]
+    job = mpirun(2, "-m", "hpc_oldsgd.train", *words)
+    assert job.returncode == 0, job.stderr
+    for a, b in zip(*(states(checkpoints(each)[-1]) for each in (run, branch)), strict=True):
+        assert a["t"] == b["t"] == 80 and torch.equal(a["x"], b["x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "fault", "dead"),
+    [
+        (["--task", "logistic", "--on-failure", "end"], "kill:2:21", 2),
+        (["--task", "dies", "--on-failure", "shrink"], "", 1),
+    ],
+)
+def test_a_death_that_ends_the_job_is_named(
+    ulfm: Mpirun, tmp_path: Path, words: list[str], fault: str, dead: int
+) -> None:
+    """In a round without shrink, and before the first round."""
+    words = [*SHORT, "--iterations", "400", *words, "--out", str(tmp_path / "run")]
+    job = ulfm(3, *TRAIN, *words, FAULT=fault)
+    assert job.returncode != 0
+    assert re.search(rf"rank \d ends the job: rank {dead} has died", job.stderr), job.stderr
+    assert "Traceback" not in job.stderr and " failed, the job" not in job.stderr, job.stderr
 
 
 def test_an_exception_on_a_torus_over_tcp(ulfm: Mpirun, tmp_path: Path) -> None:

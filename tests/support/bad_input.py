@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from hpc_oldsgd.data import Arrays, Source
+from hpc_oldsgd.launch.launcher import launcher_rank
 from hpc_oldsgd.tasks.base import Split, Task
 
 
@@ -88,6 +91,25 @@ class NoTest(Tiny):
         return arrays(20 if split == "train" else 0)
 
 
+@dataclass(kw_only=True)
+class OwnLabels(Tiny):
+    """Its files are others on rank 2."""
+
+    def source(self, split: Split) -> Source:
+        x, y = arrays(20).arrays
+        return Arrays((x, 1 - y if launcher_rank() == 2 else y))
+
+
+@dataclass(kw_only=True)
+class Dies(NoParameters):
+    """Rank 1 is killed before the first round."""
+
+    def model(self) -> nn.Module:
+        if launcher_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return nn.Linear(4, 2)
+
+
 TASKS: dict[str, type[Task]] = {
     "tiny": Tiny,
     "infinite-data": InfiniteData,
@@ -98,6 +120,8 @@ TASKS: dict[str, type[Task]] = {
     "not-a-number": NotANumber,
     "no-loss": NoLoss,
     "no-test": NoTest,
+    "own-labels": OwnLabels,
+    "dies": Dies,
 }
 
 

@@ -18,6 +18,7 @@ import os
 import resource
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,18 @@ def fill_disk(largest_bytes: int = 1000) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest_bytes, hard))
 
 
+def second_job() -> None:
+    """Another job that would go on with this run; what it says is in RUN.second."""
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    words = ["-m", "hpc_oldsgd.simulate", "--task", "logistic", "--resume", "auto", "--out"]
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI", "PRTE"))}
+    done = subprocess.run(
+        [sys.executable, *words, str(out)], env=env, capture_output=True, text=True
+    )
+    with out.with_suffix(".second").open("a") as said:
+        said.write(f"{done.returncode} {done.stderr}")
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "freeze": freeze,
@@ -117,6 +130,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "raise": lambda: print(1 // 0),
     "exhaust": exhaust,
     "full-disk": fill_disk,
+    "second-job": second_job,
 }
 
 

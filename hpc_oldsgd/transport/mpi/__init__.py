@@ -115,9 +115,9 @@ class MpiTransport(Transport):
 
     # -- the contract --------------------------------------------------------------------------
 
-    def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
+    def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> MpiFlight:
         self._check_open()
-        flight = self._channel(x).exchange(x, round)
+        flight = self._channel(x).exchange(x, round, share)
         self._open.append(flight)
         return flight
 

@@ -77,7 +77,9 @@ def abort_on_error(comm: MPI.Comm) -> None:
         if comm.rank and not isinstance(error, (NeighbourTimeout, KeyboardInterrupt)):
             time.sleep(AFTER_RANK_0_S)
         shown = f"rank {comm.rank} failed, the job ends:\n"
-        if isinstance(error, UserError):
+        if death := explained_by_death(error):
+            shown = f"hpc_oldsgd: {death}\n"
+        elif isinstance(error, UserError):
             shown += f"hpc_oldsgd: {error}\n"
         else:
             shown += "".join(traceback.format_exception(kind, error, tb))
@@ -85,6 +87,20 @@ def abort_on_error(comm: MPI.Comm) -> None:
 
     hook.aborts = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def explained_by_death(error: BaseException) -> str:
+    """What to say of an error that another rank's death has caused; nothing of any other."""
+    if not isinstance(error, MPI.Exception):
+        return ""
+    comm, gone = MPI.COMM_WORLD, []
+    with contextlib.suppress(MPI.Exception, AttributeError, NotImplementedError):
+        failed = comm.Get_failed()  # known to an MPI with ULFM only
+        gone = list(MPI.Group.Translate_ranks(failed, list(range(failed.size)), comm.group))
+    if not gone and error.Get_error_class() not in (MPI.ERR_PROC_FAILED, MPI.ERR_REVOKED):
+        return ""
+    who = f"rank {', '.join(map(str, gone))}" if gone else "another rank"
+    return f"rank {comm.rank} ends the job: {who} has died"
 
 
 def end_job(comm: MPI.Comm, message: str, code: int) -> None:

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 from mpi4py import MPI
 
 from ...errors import UserError
@@ -77,26 +78,34 @@ def shrink(transport: MpiTransport) -> list[int]:
     return list(MPI.Group.Translate_ranks(new.group, list(range(new.size)), old.group))
 
 
-def meet(comm: MPI.Comm, timeout_s: float | None) -> None:
-    """Wait for all before the end while nobody has died: MPI_Finalize would wait for ever."""
+def meet(comm: MPI.Comm, timeout_s: float | None, told: str) -> str:
+    """Wait for all before the end while nobody has died: MPI_Finalize would wait for ever.
+
+    Returns what rank 0 has told, or after a death this rank's own text.
+    """
     if survivors:
-        return  # they wait for each other in `leave`
+        return told  # they wait for each other in `leave`
     try:
-        gather_text(comm, "", timeout_s)
+        return gather_text(comm, told, timeout_s)[0]
     except MPI.Exception:  # one has died since
         with contextlib.suppress(MPI.Exception):
             comm.Revoke()
         survivors.append((comm, timeout_s))
+    return told
 
 
 def leave(code: int) -> None:
     """End this process together with the other survivors of a death. Does not return.
 
+    All take the largest code: only the one that writes the folder knows what was not saved.
+
     It skips MPI_Finalize, which in Open MPI 5.0.11 may wait for a dead rank for ever.
     """
     comm, timeout_s = survivors[-1]
     with contextlib.suppress(MPI.Exception):  # another one has died
-        complete(comm.Ibarrier(), timeout_s, "the other survivors")
+        codes = np.array([code])
+        complete(comm.Iallreduce(MPI.IN_PLACE, codes, MPI.MAX), timeout_s, "the other survivors")
+        code = int(codes[0])
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

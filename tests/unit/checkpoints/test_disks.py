@@ -14,9 +14,10 @@ import pytest
 
 from hpc_oldsgd import export
 from hpc_oldsgd.checkpoints import store
+from hpc_oldsgd.errors import NotSaved, UserError
 from hpc_oldsgd.runtime import part_file
 from support import faults
-from support.runs import SHORT, rows_of, simulated
+from support.runs import SHORT, contents, rows_of, simulated
 
 
 def test_a_run_does_not_wait_for_its_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,10 +57,13 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
         if faults.has_checkpoint(run):
             faults.fill_disk(2000)
 
+    why = r"metrics\.jsonl and the last checkpoint: File too large; .*--resume auto --out"
     try:
-        simulated(SHORT, run, on_step=limit)
+        with pytest.raises(NotSaved, match=why) as ended:
+            simulated(SHORT, run, on_step=limit)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert ended.value.exit_code == 5
     said = capsys.readouterr()
     assert "File too large); the run goes on, the last valid one is round-" in said.err
     assert "warning: metrics.jsonl: File too large; the run goes on" in said.err
@@ -70,3 +74,24 @@ def test_a_full_disk_ends_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert f"the last valid one is {left[0].name}" in said.err
     simulated(f"{SHORT} --resume auto", run)
     assert [row["round"] for row in rows_of(run)] == [3, 6, 9, 12, 15, 18, 20]
+
+
+@pytest.mark.parametrize("how", ["--resume auto", "--overwrite"])
+def test_a_start_that_a_full_disk_refuses_has_removed_nothing(tmp_path: Path, how: str) -> None:
+    run = simulated(SHORT, tmp_path / "run")
+    kept, before = contents(run), resource.getrlimit(resource.RLIMIT_FSIZE)
+    faults.fill_disk(100)
+    try:
+        with pytest.raises(UserError, match=f"cannot write to {run}: File too large"):
+            simulated(f"{SHORT} --iterations 60 {how}", run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert contents(run) == kept
+
+
+def test_only_the_summary_is_missing(tmp_path: Path) -> None:
+    """A folder in its place: no file system would take it."""
+    run = tmp_path / "run"
+    with pytest.raises(NotSaved, match=r"could not write summary\.json: Is a directory"):
+        simulated(SHORT, run, on_step=lambda t: (run / "summary.json").mkdir(exist_ok=True))
+    assert export.newest(run, print).r == 20

@@ -104,7 +104,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.root
 @pytest.mark.usefixtures("fast_disk")
 def test_a_disk_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Full from the first checkpoint on: that one stays, the run ends well, and goes on later."""
+    """Full from the first checkpoint on: that one stays, the run ends with 5, and goes on later."""
     out, filler = small_disk / "run", small_disk / "filler"
 
     def fill_up() -> None:
@@ -116,7 +116,9 @@ def test_a_disk_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str
         if faults.has_checkpoint(out) and not filler.exists():
             fill_up()
 
-    run(out, on_step=fill_once)
+    with pytest.raises(SystemExit) as stop:
+        run(out, on_step=fill_once)
+    assert stop.value.code == 5
     said = capsys.readouterr()
     assert "No space left on device); the run goes on, the last valid one is round-" in said.err
     assert "test accuracy of the mean model" in said.out
@@ -136,6 +138,7 @@ def test_a_disk_without_room(small_disk: Path, capsys: pytest.CaptureFixture[str
     [
         ("--task no-loss", "measure() of NoLoss must return a loss"),
         ("--task no-test", "the test set of NoTest is empty"),
+        (f"--iterations {10**30}", "--iterations must be at most 1e+15"),
         ("--alpha 1e31", "--alpha must be at most 1e+30"),
         ("--weight-decay 2e30", "--weight-decay must be at most 1e+30"),
         ("--momentum 1e300", "--momentum must be at most 1e+30"),

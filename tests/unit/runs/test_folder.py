@@ -20,7 +20,7 @@ def test_a_file_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
     try:
         with pytest.raises(OSError, match="File too large"):
             folder.write("config.json", {"seed": "x" * 1000})
-        assert folder.summary({"x": "x" * 1000}) == "summary.json: File too large"
+        assert folder.summary({"x": "x" * 1000}) == {"summary.json": "File too large"}
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(p.name for p in folder.path.iterdir()) == before

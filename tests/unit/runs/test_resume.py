@@ -85,11 +85,45 @@ def test_the_start_of_another_run_is_not_replaced(tmp_path: Path) -> None:
 
 def test_a_refused_resume_has_removed_nothing(tmp_path: Path) -> None:
     run = simulated(f"{FROZEN} --checkpoint-every 2 --keep 9", tmp_path / "run")
-    before, oldest = contents(run), store.newest_first(run)[-1]
+    before = contents(run)
     seed[0] = 1
     with pytest.raises(UserError, match=r"the frozen 1\.weight is not the checkpoint's"):
-        simulated(f"{FROZEN} --resume {oldest}", run)
+        simulated(f"{FROZEN} --resume auto --iterations 24", run)
     assert contents(run) == before
+
+
+def test_an_older_checkpoint_does_not_replace_newer_ones(tmp_path: Path) -> None:
+    run = simulated(f"{SHORT} --keep 9", tmp_path / "run")
+    before, older = contents(run), store.newest_first(run)[1]
+    says = "has checkpoints after round-000000.., which would be removed: choose another --out"
+    with pytest.raises(UserError, match=says):
+        simulated(f"{SHORT} --resume {older}", run)
+    assert contents(run) == before
+    simulated(f"{SHORT} --resume {older}", tmp_path / "branch")
+    assert contents(run) == before
+    simulated(f"{SHORT} --resume {store.newest_first(run)[0]} --iterations 44", run)
+    assert rows_of(run)[-1]["iteration"] == 44
+
+
+@pytest.mark.parametrize("what", ["manifest", "part"])
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(tmp_path: Path, what: str) -> None:
+    """An answer of the disk, not of the file: it may be another one tomorrow."""
+    run = simulated(f"{SHORT} --keep 9", tmp_path / "run")
+    newest = store.newest_first(run)[0]
+    if what == "manifest":
+        path, target, says = newest / store.MANIFEST, "/proc/self/mem", "Input/output error"
+    else:
+        path = newest / store.part_name(0)
+        target, says = path.name, "Too many levels of symbolic links"
+    whole, before = path.read_bytes(), contents(run)
+    path.unlink()
+    path.symlink_to(target)
+    with pytest.raises(UserError, match=f"{newest.name} cannot be read now .*{says}.*try again"):
+        simulated(f"{SHORT} --iterations 44 --resume auto", run)
+    path.unlink()
+    path.write_bytes(whole)
+    assert contents(run) == before
+    simulated(f"{SHORT} --iterations 44 --resume auto", run)
 
 
 def test_the_mean_of_a_half_frozen_model(tmp_path: Path) -> None:
