@@ -6,13 +6,17 @@ that gets the signal is enough. A second SIGTERM ends the process at once.
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 
 
 class Inbox:
-    def __init__(self, on_usr1: str = "stop") -> None:
+    def __init__(self, on_usr1: str = "stop", ends_with_parent: bool = False) -> None:
+        """`ends_with_parent`: the end of the launcher's process that started this one asks to
+        stop too, since nobody watches the run any more."""
         self.on_usr1 = on_usr1
+        self._parent = os.getppid() if ends_with_parent else None
         self._asked: set[str] = set()
 
     def install(self) -> None:
@@ -23,7 +27,8 @@ class Inbox:
     def take(self) -> set[str]:
         """What was asked for since the last call."""
         asked, self._asked = self._asked, set()
-        return asked
+        orphaned = self._parent is not None and os.getppid() != self._parent
+        return asked | {"stop"} if orphaned else asked
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM:

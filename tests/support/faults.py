@@ -9,7 +9,8 @@ which iteration: what:rank:iteration, several with spaces between them.
 
 Several command lines, separated by --, follow each other in the same processes, which start once.
 After each but the last, rank 0 prints === and the exit codes of all ranks. The fault is the last
-one's. "freeze-at-end:1:0" and "kill-at-end:1:0" wait until all has been computed.
+one's. "freeze-at-end:1:0" and "kill-at-end:1:0" wait until all has been computed,
+"freeze-after:1:0" until the run is complete.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ def run_with(fault: str, words: list[str]) -> None:
     done: list[int] = []
 
     def strike(t: int) -> None:
-        if not what or at_end or done or t < int(when):
+        if not what or at_end or what.endswith("-after") or done or t < int(when):
             return
         # A killed run is to have more than its start to go on from.
         if what not in ("kill", "full-disk") or has_checkpoint(out, after_start=what == "kill"):
@@ -155,6 +156,8 @@ def run_with(fault: str, words: list[str]) -> None:
     sys.argv[1:] = words
     last = FAULTS[what.removesuffix("-at-end")] if at_end else lambda: None
     train.main(on_step=strike, on_end=last)
+    if what.endswith("-after"):
+        FAULTS[what.removesuffix("-after")]()
 
 
 def main() -> None:
@@ -168,7 +171,9 @@ def main() -> None:
     for named in os.environ.get("FAULT", "").split():
         what, rank, when = named.split(":")
         faults[int(rank)] = f"{what}:{when}"
-        if what.endswith("-at-end"):  # the other ranks wait for it as long as --timeout says
+        if what.endswith(
+            ("-at-end", "-after")
+        ):  # the other ranks wait for it as long as --timeout says
             collectives.START_LEAST_S = 1.0
     words = sys.argv[1:]
     while "--" in words:

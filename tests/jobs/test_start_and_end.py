@@ -1,0 +1,85 @@
+"""Ranks that never come to MPI, never leave it, or lose the launcher that watches them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpc_oldsgd import export
+from support.jobs import TRAIN, Mpirun
+
+SHORT = ["--task", "logistic", "--tau", "2", "--eval-every", "5", "--checkpoint-every", "2"]
+START = """
+import sys
+from hpc_oldsgd import train
+train.START_S = 1.0
+sys.argv[1:] = ["--timeout", "3", "--out", sys.argv[1]]
+train.main()
+"""
+
+
+@pytest.mark.parametrize("absent", ["pass", "import time; time.sleep(600)"])
+def test_a_rank_that_never_comes_to_mpi(mpirun: Mpirun, tmp_path: Path, absent: str) -> None:
+    other = [":", "-n", "1", sys.executable, "-c", absent]
+    job = mpirun(2, "-c", START, tmp_path / "run", *other, timeout_s=100)
+    assert job.returncode not in (0, 124), job.stderr
+    says = r"hpc_oldsgd.train: rank \d has waited 3 s for MPI to start: a rank was not started"
+    assert re.search(says, job.stderr), job.stderr
+
+
+def test_a_rank_that_never_leaves_mpi(mpirun: Mpirun, tmp_path: Path) -> None:
+    words = [*SHORT, "--iterations", "20", "--timeout", "3", "--out", str(tmp_path / "run")]
+    job = mpirun(2, *TRAIN, *words, FAULT="freeze-after:1:0", timeout_s=100)
+    assert job.returncode not in (0, 124), job.stderr
+    says = r"hpc_oldsgd.train: rank 0 has waited 3 s for all to leave MPI: a rank is stuck"
+    assert re.search(says, job.stderr), job.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+    assert export.newest(tmp_path / "run", print).r == 10
+
+
+def children(process: int) -> list[int]:
+    found = subprocess.run(["pgrep", "-P", str(process)], capture_output=True, text=True)
+    return [int(word) for word in found.stdout.split()]
+
+
+def wait_for(what: Callable[[], object]) -> None:
+    until = time.monotonic() + 90
+    while not what():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_ranks_that_nobody_watches_stop(tmp_path: Path) -> None:
+    """The process of the launcher that started them is killed: they save and end, as if told to."""
+    command, run = Path(sys.prefix) / "bin" / "mpirun", tmp_path / "run"
+    if not command.exists():
+        pytest.skip("needs the MPICH wheel, whose ranks outlive its proxy")
+    words = [*SHORT, "--iterations", "1000000", "--timeout", "20", "--out", str(run)]
+    job = subprocess.Popen(
+        [command, "-n", "2", sys.executable, "-m", "hpc_oldsgd.train", *words],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    ranks: list[int] = []
+    try:
+        wait_for(lambda: has_checkpoint(run, after_start=True))
+        (proxy,) = children(job.pid)
+        ranks = children(proxy)
+        assert len(ranks) == 2
+        os.kill(proxy, signal.SIGKILL)
+        before = export.newest(run, print).r
+        wait_for(lambda: not any(Path(f"/proc/{rank}").exists() for rank in ranks))
+    finally:
+        for rank in ranks:
+            if Path(f"/proc/{rank}").exists():
+                os.kill(rank, signal.SIGKILL)
+        job.kill()
+        job.wait()
+    kept = export.newest(run, print)
+    assert kept.r > before and not (run / "summary.json").exists()
+    # Nothing holds the folder any more, and what is there is whole.
+    for part in range(2):
+        kept.check(part)
