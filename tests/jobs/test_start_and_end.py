@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hpc_oldsgd import export
+from support import PYTHONPATH, ROOT
+from support.faults import has_checkpoint
 from support.jobs import TRAIN, Mpirun
 
 SHORT = ["--task", "logistic", "--tau", "2", "--eval-every", "5", "--checkpoint-every", "2"]
