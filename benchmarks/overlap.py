@@ -36,6 +36,8 @@ class Options:
     """Bytes of one message."""
     tau: int = 5
     """Local steps a round."""
+    fragments: tuple[int, ...] = (1, 5)
+    """Fragments in which oldsgd and xoldsgd send x: each is measured."""
     grad_seconds: float = 0.2
     """Seconds a gradient takes."""
     rounds: int = 10
@@ -71,7 +73,8 @@ def run(options: Options, mpirun: str, ratio: float) -> dict[str, Any]:
     words: list[object] = ["overlap", "--json"]
     for name in ("model_bytes", "tau", "grad_seconds", "rounds"):
         words += [f"--{name.replace('_', '-')}", getattr(options, name)]
-    words += ["--algorithm", *options.algorithm, *options.extra.split()]
+    words += ["--algorithm", *options.algorithm, "--fragments", *options.fragments]
+    words += options.extra.split()
     network = rate(MESSAGES * options.model_bytes, t_c)
     return launch("hpc_oldsgd.bench", words, options.ranks, network, by=mpirun)
 

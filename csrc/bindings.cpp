@@ -93,6 +93,7 @@ PYBIND11_MODULE(_native, m) {
       .value("rows", &MixRows::rows)
       .value("d", &MixRows::d)
       .value("edges", &MixRows::edges)
+      .value("stride", &MixRows::stride)
       .value("alpha", &MixRows::alpha)
       .address("out", &MixRows::out)
       .address("y", &MixRows::y)

@@ -48,6 +48,7 @@ struct MixRows {
   Form form = Form::gradient;
   Dtype model = Dtype::f32, wire = Dtype::f32;
   int64_t rows = 0, d = 0, edges = 0;                   // edges: the length of indices and weights
+  int64_t stride = 0;                                   // elements from row to row of out and acc
   void* out = nullptr;                                  // model
   const void* y = nullptr;                              // wire
   const int64_t *indptr = nullptr, *indices = nullptr;  // CSR

@@ -133,7 +133,7 @@ void mix_rows_cpu(const MixRows& m, int threads) {
   check_graph(m);
   const Kernel kernel = kernel_for(m.form, m.model, m.wire, m.distance != nullptr);
   const Weights weights(m.model, m.weights, m.edges);
-  const int64_t out_row = m.d * size_of(m.model), y_row = m.d * size_of(m.wire);
+  const int64_t out_row = m.stride * size_of(m.model), y_row = m.d * size_of(m.wire);
   const bool stream = m.form == Form::gradient && m.rows * out_row > cache_bytes() &&
                       out_row % 64 == 0 && aligned(m.out);
   const auto* y = static_cast<const char*>(m.y);

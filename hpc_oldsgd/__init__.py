@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from .runtime.agent import Agent
     from .topology import Topology
 
+    __version__: str
+
 # Loaded on first use: a command that only prints help need not import torch.
 _WHERE = {
     "Agent": ".runtime.agent",
@@ -30,6 +32,7 @@ __all__ = [
     "NeighbourTimeout",
     "Topology",
     "UserError",
+    "__version__",
     "algorithms",
     "fused_mix",
     "fused_mix_delta",
@@ -41,6 +44,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("hpc_oldsgd")
+        except metadata.PackageNotFoundError:  # the source tree, not installed
+            return "0+unknown"
     if name in _WHERE:
         return getattr(import_module(_WHERE[name], __name__), name)
     if name in _MODULES:

@@ -29,7 +29,7 @@ def main(**hooks: Callable[..., None]) -> None:
             asked = spec.parse(TrainOptions, PROG)
             signals = Inbox(asked.options.on_signal, ends_with_parent=launcher_size() > 1)
             signals.install()
-            start_mpi(asked.options.timeout)
+
             run(asked, signals, **hooks)
     except SystemExit as ended:
         leave_if_shrunk(int(ended.code or 0))

@@ -17,6 +17,7 @@ from .oled import OLED
 from .cocod import CoCoDSGD
 from .overlap_local_sgd import OverlapLocalSGD
 from .co2 import CO2
+from .xoldsgd import XOLDSGD
 
 __all__ = [
     "CO2",
@@ -30,6 +31,7 @@ __all__ = [
     "OLDSGD",
     "OLED",
     "OLGT",
+    "XOLDSGD",
     "Algorithm",
     "CoCoDSGD",
     "OverlapLocalSGD",

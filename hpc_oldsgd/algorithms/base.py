@@ -6,15 +6,17 @@ so what overlaps with what is the order of the lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
+from typing_extensions import Self
 
 from ..errors import UserError
 
 if TYPE_CHECKING:
     from ..runtime.runner import Runner, Schedule
+    from ..topology import Topology
 
 
 @dataclass
@@ -32,11 +34,23 @@ class Algorithm:
     """True if the schedule replaces x by what was sent less alpha times the gradients. Then only
     plain SGD may change x inside a round."""
 
+    @property
+    def P(self) -> int:
+        """Fragments in which x travels in a round (fragments.py)."""
+        return 1
+
     def __post_init__(self) -> None:
         if self.tau < 1:
             raise UserError(f"tau must be at least 1, not {self.tau}")
         if int(self.tau) != self.tau:
             raise UserError(f"tau must be a whole number, not {self.tau}")
+
+    def with_tau(self, tau: int) -> Self:
+        """The same algorithm with another number of local steps."""
+        return replace(self, tau=tau)
+
+    def check(self, topology: Topology) -> None:
+        """Raises UserError where it would not work on this graph."""
 
     def schedule(self, agent: Runner) -> Schedule:
         raise NotImplementedError(f"{type(self).__name__} has no schedule")
@@ -57,7 +71,8 @@ class Algorithm:
     def load_state_dict(self, state: dict[str, Tensor], like: Tensor) -> None:
         for name in [f.name for f in fields(self) if not f.init]:
             if name in state:
-                setattr(self, name, state[name].to(device=like.device, copy=True))
+                value = state[name]  # a number stays where the schedule reads it: no wait for a GPU
+                setattr(self, name, value.to(like.device if value.dim() else "cpu", copy=True))
             elif hasattr(self, name):
                 delattr(self, name)
 

@@ -4,7 +4,8 @@
     x_i^t = x_i^{t-1} - alpha g_i^{t-1}                                   otherwise
 
 The snapshot x_i^{t-tau} travels under the tau gradients that follow it: a round takes
-max(tau, c). The mean model follows plain SGD exactly.
+max(tau, c). The mean model follows plain SGD exactly. In fragments (fragments.py) the same holds,
+and what is mixed is fresher.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
-from .base import Algorithm, require, state
+from .base import require, state
+from .fragments import Fragmented
 from .registry import register
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 @register("oldsgd")
 @dataclass
-class OLDSGD(Algorithm):
+class OLDSGD(Fragmented):
     """Overlapped local decentralized SGD: max(tau, c) a round."""
 
     form: Literal["delta", "gradient"] = "delta"
@@ -49,24 +51,26 @@ class OLDSGD(Algorithm):
 
     def _delta_form(self, agent: Runner) -> Schedule:
         for _ in agent.rounds():
-            flight = agent.exchange(agent.x)  # x_i^{t-tau} starts moving
-            for _ in range(self.tau):
-                g = yield  # gradient at x, on a fresh batch          | hidden under
-                agent.descend(g)  # x_i <- x_i - alpha g, any optimizer | the flight
-            flight.mix_into(agent.x, snapshot=True)  # one fused pass
+            for steps, (x,) in self.flights(agent, agent.x):  # x whole, or its fragments in turn
+                flight = agent.exchange(x)  # x_i^{t-tau} starts moving
+                for _ in range(steps):
+                    g = yield  # gradient at x, on a fresh batch          | hidden under
+                    agent.descend(g)  # x_i <- x_i - alpha g, any optimizer | the flight
+                flight.mix_into(x, snapshot=x is agent.x)  # one fused pass
 
     def _gradient_form(self, agent: Runner) -> Schedule:
         self.init(acc=agent.zeros())
         for _ in agent.rounds():
-            flight = agent.exchange(agent.x)
-            alpha = 0.0
-            for k in range(self.tau):
-                g = yield
-                alpha = alpha if k else agent.alpha  # a scheduler may step between two rounds
-                require(
-                    agent.alpha == alpha,
-                    'the step size changed inside a round: use form="delta" with schedulers',
-                )
-                self.acc += g
-                agent.descend(g)
-            flight.mix(agent.x, self.acc, alpha, zero_acc=True, snapshot=True)
+            for k, (steps, (x, acc)) in enumerate(self.flights(agent, agent.x, self.acc)):
+                flight = agent.exchange(x)
+                alpha = 0.0
+                for step in range(steps):
+                    g = yield
+                    alpha = alpha if step else agent.alpha  # a scheduler may step between flights
+                    require(
+                        agent.alpha == alpha,
+                        'the step size changed inside a round: use form="delta" with schedulers',
+                    )
+                    acc += agent.cut(g, self.P)[k]
+                    agent.descend(g)
+                flight.mix(x, acc, alpha, zero_acc=True, snapshot=x is agent.x)

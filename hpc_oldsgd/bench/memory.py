@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from .. import algorithms
 from ..checkpoints.store import Gather
+from ..cli.fields import at_least
 from ..data import Arrays, Batch, Source
 from ..errors import UserError
 from ..runs.session import Session
@@ -55,8 +56,8 @@ class Options:
     """Print one line of JSON after the text."""
 
     def __post_init__(self) -> None:
-        if self.side < 1000 or self.rounds < 2:
-            raise UserError("--side must be at least 1000 to be seen, --rounds at least 2.")
+        at_least(1000, self, "side")  # a smaller model is not seen
+        at_least(2, self, "rounds")
 
 
 @dataclass(kw_only=True)
@@ -101,11 +102,12 @@ class Meter:
         return (resident("VmHWM") - self.peak_start) / self.unit_bytes
 
 
-def resident(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
+def resident(field: str, table: str = "/proc/self/status") -> int:
+    """Bytes, as the kernel's table of this process says, or one of the machine."""
+    for line in Path(table).read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
-    raise UserError("this benchmark reads /proc/self/status, which is not here")
+    raise UserError(f"this command reads {field} in {table}, where there is none")
 
 
 def main(options: Options) -> None:

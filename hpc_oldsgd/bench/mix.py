@@ -25,15 +25,11 @@ import torch
 from torch import Tensor
 
 from .. import ops
+from ..cli.fields import at_least
 from ..errors import UserError
+from ..runtime.wire import wire_type
 
 ALPHA = 0.01
-DTYPES = {
-    "fp32": torch.float32,
-    "fp64": torch.float64,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -58,6 +54,13 @@ class Options:
     """Print the results as JSON in the last line."""
 
 
+def types(options: Options) -> tuple[torch.dtype, torch.dtype]:
+    """The model's, and the wire's, which must be the same or narrower."""
+    model = wire_type(options.dtype, torch.float64)
+    assert model is not None
+    return model, wire_type(options.wire or None, model) or model
+
+
 @dataclass
 class Candidate:
     name: str
@@ -75,8 +78,7 @@ class Buffers:
     """The buffers all candidates share, and the candidates."""
 
     def __init__(self, options: Options, n: int) -> None:
-        model = DTYPES[options.dtype]
-        wire = DTYPES[options.wire or options.dtype]
+        model, wire = types(options)
         self.w = [1.0 / (options.degree + 1)] * (options.degree + 1)
         self.x = torch.randn(n).to(model)
         self.y = torch.randn(n).to(wire)
@@ -85,7 +87,6 @@ class Buffers:
         self.acc = torch.zeros(n, dtype=model)
         self.wires = (options.degree + 1) * n * wire.itemsize
         self.models = n * model.itemsize
-        self.same = model == wire
 
     def candidates(self, options: Options) -> list[Candidate]:
         x, y, out, acc, near, w = self.x, self.y, self.out, self.acc, self.neighbours, self.w
@@ -249,14 +250,12 @@ def table(result: dict[str, Any], options: Options) -> str:
 
 
 def main(options: Options) -> None:
-    if min(options.elements, default=0) < 1 or options.degree < 0 or options.repeats < 1:
-        raise UserError("--elements and --repeats must be positive, --degree not negative.")
-    wire, model = DTYPES[options.wire or options.dtype], DTYPES[options.dtype]
-    if wire != model and wire.itemsize >= model.itemsize:
-        raise UserError(f"--wire {options.wire} is not narrower than --dtype {options.dtype}.")
+    at_least(1, options, "elements", "repeats", "threads")
+    at_least(0, options, "degree")
+    if not options.elements:
+        raise UserError("--elements must be one or more numbers.")
+    types(options)
     threads = options.threads or tuple(sorted({1, torch.get_num_threads()}))
-    if min(threads) < 1:
-        raise UserError("--threads must be positive.")
     results = []
     for n in options.elements:
         for t in threads:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .. import algorithms
-from ..errors import UserError
+from ..cli.fields import at_least
 from ..transport.base import Transport
 
 CHANNELS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # 0 is a pooling
@@ -52,8 +52,8 @@ class Options:
     """Print one line of JSON after the text."""
 
     def __post_init__(self) -> None:
-        if min(self.tau, self.rounds, self.pairs) < 1 or self.batch < 0:
-            raise UserError("--tau, --rounds and --pairs must be at least 1, --batch not negative.")
+        at_least(1, self, "tau", "rounds", "pairs")
+        at_least(0, self, "batch", "threads")
 
 
 def vgg11() -> nn.Module:

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from .. import algorithms, topology
 from ..algorithms import Algorithm
+from ..algorithms.fragments import Fragmented
+from ..cli.fields import at_least
 from ..errors import UserError
 from ..launch.device import choose_device
 from ..runtime.runner import Runner
@@ -48,6 +50,9 @@ class Options:
     """Who talks to whom."""
     tau: int = 5
     """Local steps a round; algorithms that take one step a round keep to it."""
+    fragments: tuple[int, ...] = (1,)
+    """Fragments in which x travels, one number or several: algorithms that can are measured with
+    each, as in --fragments 1 5."""
     grad_seconds: float = 0.2
     """How long a gradient takes."""
     load: Literal["sleep", "spin"] = "sleep"
@@ -87,12 +92,10 @@ class Options:
     def __post_init__(self) -> None:
         Late(self.late_wait, self.staleness)
         check_jitter(self.jitter)
-        for name in ("tau", "rounds", "spin_size", "polls"):
-            if getattr(self, name) < 1:
-                raise UserError(f"--{name.replace('_', '-')} must be at least 1.")
-        if self.grad_seconds < 0 or self.model_bytes < 4:
-            raise UserError("--grad-seconds must not be negative, --model-bytes at least 4.")
-        if not self.algorithm:
+        at_least(1, self, "tau", "rounds", "spin_size", "polls")
+        at_least(0, self, "grad_seconds")
+        at_least(4, self, "model_bytes")
+        if not self.algorithm or not self.fragments:
             raise UserError(f"Name an algorithm: {', '.join(algorithms.names())}.")
 
 
@@ -178,7 +181,7 @@ def main(options: Options) -> None:
 
     comm = world()
     graph = topology.from_name(options.topology, comm.size)
-    chosen = [algorithms.near_tau(name, options.tau) for name in options.algorithm]
+    chosen = choose(options)
     choose_device(options.device)  # of several GPUs, each rank's own becomes the current one
 
     def transport() -> MpiTransport:
@@ -201,9 +204,7 @@ def main(options: Options) -> None:
     progress, native = idle.progress, idle.native
     idle.close()
 
-    results = []
-    for algorithm in chosen:
-        results.append(measure(options, algorithm, transport(), gradient, t_g, t_c))
+    results = [measure(options, one, transport(), gradient, t_g, t_c) for one in chosen]
     if comm.rank:
         return
     settings = {
@@ -222,6 +223,18 @@ def main(options: Options) -> None:
     print(text(settings, results))
     if options.json:
         print(json.dumps({"results": results, "settings": settings}))
+
+
+def choose(options: Options) -> list[Algorithm]:
+    """Each algorithm, and where it can send fragments once for every number of them."""
+    chosen: list[Algorithm] = []
+    for name in options.algorithm:
+        algorithm = algorithms.near_tau(name, options.tau)
+        if isinstance(algorithm, Fragmented) and algorithm.tau > 1:
+            chosen += [dataclasses.replace(algorithm, fragments=P) for P in options.fragments]
+        else:
+            chosen.append(algorithm)
+    return chosen
 
 
 def flat_model(options: Options, rank: int) -> Tensor:
@@ -287,7 +300,8 @@ def measure(
     transfer, waited = ranks[:, 2].mean(), ranks[:, 3].mean()
     sends = transport.n > 1
     return {
-        "algorithm": algorithm.name,
+        "algorithm": algorithm.name + (f" P={algorithm.P}" if algorithm.P > 1 else ""),
+        "fragments": algorithm.P,
         "tau": algorithm.tau,
         "round_s": ranks[slowest, 0],
         "transfer_s": transfer,

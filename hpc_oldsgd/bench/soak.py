@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from .. import algorithms, topology
-from ..errors import UserError
+from ..cli.fields import at_least, positive
 from ..runtime.plain import Plain
 from ..runtime.runner import Runner
 from ..simulation.stacked import StackedTransport
@@ -78,10 +78,10 @@ class Options:
 
     def __post_init__(self) -> None:
         Late(self.late_wait, self.staleness)
-        if self.rounds < 10 or self.size < 1 or self.tau < 1:
-            raise UserError("--rounds must be at least 10, --size and --tau at least 1.")
-        if self.stop_every < 0 or self.stop_seconds <= 0:
-            raise UserError("--stop-every must not be negative, --stop-seconds positive.")
+        at_least(10, self, "rounds")
+        at_least(1, self, "size", "tau")
+        at_least(0, self, "stop_every")
+        positive(self, "stop_seconds")
 
 
 class Problem:
@@ -108,7 +108,6 @@ class Watch:
         self.left_out = 0.0
         self.samples: list[list[float]] = []
         self._every = max(1, rounds // 100)
-        self._scale = 0.0
         self._first: NDArray[np.float64] | None = None
         self._sums: deque[Pending] = deque()
         runner.observers.append(self.boundary)
@@ -178,9 +177,9 @@ def run(
     watch = Watch(runner, problem, options.rounds, 1 + (late.staleness if late else 0))
     stopper = _stopper(transport, options)
     start = time.perf_counter()
-    _run(runner, watch, problem, comm.rank, options.rounds)
+    _run(runner, problem, comm.rank, options.rounds, watch)
     seconds = time.perf_counter() - start
-    stops = _stopped(stopper)
+    stops = int(stopper.communicate()[0]) if stopper is not None else 0
     transport.drain()
     under_way = len(transport._open) + len(transport._numbers)
     too_many = requests_too_many(transport, late)
@@ -193,7 +192,10 @@ def run(
         "the mean identity": worst <= ROUNDING and watch.looks >= options.rounds,
         "bit for bit the simulator's models": same is not False,
         "nothing under way": under_way == 0,
-        **_growth_checks(growth),
+        "no growth of memory": growth[0] <= GROWTH_BYTES,
+        "no thread more": growth[1] <= 0,
+        "no file more": growth[2] <= 0,
+        "no request more": growth[3] <= 0,
     }
     return {
         "passed": all(checks.values()),
@@ -210,23 +212,18 @@ def run(
     }
 
 
-def _run(runner: Plain, watch: Watch, problem: Problem, i: int, rounds: int) -> None:
+def _run(
+    runner: Plain, problem: Problem, i: int | slice, rounds: int, watch: Watch | None = None
+) -> None:
     runner.observers.append(lambda r: r.stop() if r.r == rounds else None)
     runner.start()
     while not runner.finished:
         g = problem.gradient(i, runner.x, runner.t)
-        watch.descended.add_(g, alpha=ALPHA)
+        if watch is not None:
+            watch.descended.add_(g, alpha=ALPHA)
         runner.advance(g)
-    watch.finish()
-
-
-def _growth_checks(growth: Sequence[float]) -> dict[str, bool]:
-    return {
-        "no growth of memory": growth[0] <= GROWTH_BYTES,
-        "no thread more": growth[1] <= 0,
-        "no file more": growth[2] <= 0,
-        "no request more": growth[3] <= 0,
-    }
+    if watch is not None:
+        watch.finish()
 
 
 def main(options: Options) -> None:
@@ -253,10 +250,7 @@ def _same(comm: Any, options: Options, algorithm: Any, x: torch.Tensor) -> bool:
         problem = Problem(comm.size, options.size)
         graph = topology.from_name(options.topology, comm.size)
         stacked = Plain(problem.x0, algorithm, StackedTransport(graph), ALPHA)
-        stacked.on_round.append(lambda r: r.stop() if r.r == options.rounds else None)
-        stacked.start()
-        while not stacked.finished:
-            stacked.advance(problem.gradient(slice(None), stacked.x, stacked.t))
+        _run(stacked, problem, slice(None), options.rounds)
         same[0] = np.array_equal(stacked.x.numpy(), everything)
     comm.Bcast(same, 0)
     return bool(same[0])
@@ -277,10 +271,6 @@ def _stopper(transport: MpiTransport, options: Options) -> subprocess.Popen[str]
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-def _stopped(stopper: subprocess.Popen[str] | None) -> int:
-    return int(stopper.communicate()[0]) if stopper is not None else 0
 
 
 def _text(options: Options, v: dict[str, Any], n: int, mpi: str) -> str:

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..files import read_regular, write_atomically
-from . import part_file
-from .part_file import Unusable, Written
+from ..runtime import part_file
+from ..runtime.part_file import Unusable, Written
 from .well_formed import manifest_fits
 
 T = TypeVar("T")
@@ -147,15 +147,12 @@ def remove(folder: Path) -> None:
 def run_of(path: Path) -> Path:
     """The run that a folder, or the folder behind a link, is or belongs to."""
     path = _resolved(path)
-    return path.parent.parent if _is_checkpoint(path) else path
+    is_checkpoint = path.name.startswith("round-") and path.parent.name == FOLDER
+    return path.parent.parent if is_checkpoint else path
 
 
 def _resolved(path: Path) -> Path:
     return path.resolve() if path.is_symlink() else path
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return path.name.startswith("round-") and path.parent.name == FOLDER
 
 
 def choose(

@@ -81,7 +81,8 @@ def state_fits(state: Any) -> bool:
     return (
         fits(optimizers, [GROUPS])
         and all(isinstance(t, Tensor) for t in tensors)
-        and all(isinstance(t, Tensor) and t.shape == x.shape for t in runner["algorithm"].values())
+        and all(isinstance(t, Tensor) for t in runner["algorithm"].values())
+        and all(t.shape in (x.shape, ()) for t in runner["algorithm"].values())
         and isinstance(state.get("distance", ""), kinds)
         and isinstance(state.get("best"), kinds[:3])
         and fits(state.get("tau", 1), int)
@@ -93,6 +94,8 @@ def state_fits(state: Any) -> bool:
 def _left_out_fits(transport: Any) -> bool:
     counts = transport.get("left_out", {}) if isinstance(transport, dict) else None
     return isinstance(counts, dict) and all(
-        isinstance(k, str) and re.fullmatch(r"\d+:\d+", k) and (fits(v, [int]) or fits(v, [[int]]))
+        isinstance(k, str)
+        and re.fullmatch(r"\d+:\d+(:\d+)?", k)
+        and (fits(v, [int]) or fits(v, [[int]]))
         for k, v in counts.items()
     )

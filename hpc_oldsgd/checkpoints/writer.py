@@ -23,10 +23,10 @@ import torch
 from numpy.typing import NDArray
 
 from ..files import sync_folder
+from ..runtime import part_file
+from ..runtime.part_file import Written
 from ..runtime.votes import Control
 from ..transport.base import Pending, Transport
-from . import part_file
-from .part_file import Written
 from .store import (
     FORMAT,
     MANIFEST,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import itertools
 import os
 import re
@@ -22,7 +23,10 @@ from ..launch.launcher import launcher_rank, launcher_size
 from . import fields
 from .fields import NOT_GIVEN, Positional, dashed, default_of, flags, options, summary, written
 
-__all__ = ["Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of"]
+__all__ = [
+    "Positional", "dispatch", "flags", "guard", "parse", "parse_staged", "run", "values_of",
+    "without",
+]  # fmt: skip
 
 T = TypeVar("T")
 ONE_PROCESS = {
@@ -94,14 +98,16 @@ def run(
 
 
 def dispatch(
-    commands: Mapping[str, tuple[Callable[[Any], int | None], type]],
-    *,
-    prog: str,
-    description: str = "",
-    argv: Sequence[str] | None = None,
+    package: str, names: Sequence[str], description: str, argv: Sequence[str] | None = None
 ) -> None:
-    """A command line of several commands, `prog NAME ...`, each a (main, config) as for `run`."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """`python -m PACKAGE NAME ...`: each name is a module of the package with Options and main.
+
+    The other modules are imported only where their names or help lines are needed.
+    """
+    arguments, prog = list(sys.argv[1:] if argv is None else argv), package
+    asked = [name for name in arguments[:1] if name in names]
+    modules = {name: importlib.import_module(f"{package}.{name}") for name in asked or names}
+    commands = {name: (module.main, module.Options) for name, module in modules.items()}
     with guard(prog):
         if not arguments:
             raise UserError(f"Say what to do: {', '.join(commands)}.")
@@ -136,21 +142,19 @@ def parse_staged(
     *,
     prog: str | None = None,
     description: str | None = None,
-    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[T, dict[str, Any]]:
     """Parse `base` together with the dataclasses its own fields choose.
 
     With choices = {"algorithm": {"oldsgd": OLDSGD, ...}}, `--algorithm oldsgd` (a field of base)
     adds the fields of OLDSGD as plain options. Returns base's instance and
-    {"algorithm": OLDSGD(...)}. `defaults` replaces the defaults of fields by name.
+    {"algorithm": OLDSGD(...)}.
     """
     arguments = [_dashed_option(word) for word in (sys.argv[1:] if argv is None else argv)]
-    defaults = defaults or {}
     asks_help = not {"-h", "--help"}.isdisjoint(arguments)
     chosen: dict[str, str] = {}
     for key, known in choices.items():
-        default = next(field.default for field in options(base) if field.name == key)
-        name = (values_of(arguments, key) or [defaults.get(key, default)])[0]
+        default: Any = next(field.default for field in options(base) if field.name == key)
+        name = (values_of(arguments, key) or [default])[0]
         if name in known:
             chosen[key] = name
         elif name is not dataclasses.MISSING:
@@ -166,16 +170,16 @@ def parse_staged(
     )  # fmt: skip
     parser._negative_number_matcher = NEGATIVE  # argparse's own takes -1e-3 for an option
     notes = {key: f"One of {', '.join(known)}." for key, known in choices.items()}
-    fields.add_options(parser.add_argument, base, defaults, notes)
+    fields.add_options(parser.add_argument, base, notes)
     for key, name in chosen.items():
         group = parser.add_argument_group(f"{dashed(key)} {name} options")
-        fields.add_options(group.add_argument, types[key], defaults, {})
+        fields.add_options(group.add_argument, types[key], {})
     if asks_help:
         if _speaks(prog or ""):
             parser.print_help()
         raise SystemExit(0)
     given = _parse(parser, arguments, lambda word: _unknown(word, types, choices, chosen))
-    made = _make(types, {**defaults, **given})
+    made = _make(types, given)
     return made.pop("base"), made
 
 
@@ -235,6 +239,18 @@ def _unknown(
             return f"{option} belongs to the {key} {' or '.join(owners)}, not to {chosen.get(key)}."
     close = nearest(option, known)
     return f"Unknown option {option}; " + (f"did you mean {close}?" if close else "see --help.")
+
+
+def without(argv: Sequence[str], options: set[str]) -> list[str]:
+    """The words without these options and their values."""
+    words: list[str] = []
+    dropped = False
+    for word in argv:
+        if word.startswith("--"):
+            dropped = dashed(word.partition("=")[0]) in options
+        if not dropped:
+            words.append(word)
+    return words
 
 
 def values_of(argv: Sequence[str], name: str) -> list[str]:

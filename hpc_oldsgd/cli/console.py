@@ -92,13 +92,8 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> str:
         lines.append(("communication", "none"))
     else:
         scale, short = (1e3, "ms") if unit == "s" else (1.0, "units")
-        lines.append(
-            (
-                "transfer",
-                f"{summary['transfer'] * scale:.2f} {short} per message, "
-                f"{summary['exposed'] * scale:.2f} {short} of it waited for",
-            )
-        )
+        transfer, exposed = (f"{summary[k] * scale:.2f} {short}" for k in ("transfer", "exposed"))
+        lines.append(("transfer", f"{transfer} per message, {exposed} of it waited for"))
         lines.append(("hidden", f"{summary['hidden']:.1%} of the communication"))
     if lost := summary.get("lost"):
         gone = [f"rank {one['rank']} ({one['host']}) in round {one['round']}" for one in lost]

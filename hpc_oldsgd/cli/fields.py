@@ -12,10 +12,13 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 import textwrap
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
+
+from ..errors import UserError
 
 T = TypeVar("T")
 Positional = Annotated[T, "positional"]
@@ -46,17 +49,15 @@ def flags(config: type) -> set[str]:
     return {*named.values(), *(f"--no-{w[2:]}" for n, w in named.items() if hints[n] is bool)}
 
 
-def add_options(
-    add: Callable[..., Any], config: type, defaults: Mapping[str, Any], notes: Mapping[str, str]
-) -> None:
+def add_options(add: Callable[..., Any], config: type, notes: Mapping[str, str]) -> None:
     """Call `add`, an add_argument, for each field. Only what the user gives is in the result.
 
-    `defaults` are shown in place of the fields' own, `notes` add to help texts, both by name.
+    `notes` add to help texts, by name.
     """
     hints, docs, names = typing.get_type_hints(config), field_docs(config), written(config)
     for field in options(config):
         name, word = field.name, names[field.name]
-        parts = docs.get(name), notes.get(name), _shown(defaults.get(name, default_of(field)))
+        parts = docs.get(name), notes.get(name), _shown(default_of(field))
         more = _argument(hints[name], word)
         if word.startswith("--"):
             argument = add(word, dest=name, default=argparse.SUPPRESS, **more)
@@ -131,6 +132,27 @@ def summary(config: type) -> str:
     text = inspect.cleandoc(config.__doc__ or "")
     generated = text.startswith(f"{config.__name__}(")
     return "" if generated else " ".join(text.partition("\n\n")[0].split())
+
+
+def at_least(least: float, config: object, *names: str) -> None:
+    """Refuse a number below `least`, infinite or NaN. A field may have several, or None."""
+    for name, number in _numbers(config, names):
+        if not least <= number < math.inf:
+            raise UserError(f"--{dashed(name)} must be at least {least:g}, not {number:g}")
+
+
+def positive(config: object, *names: str) -> None:
+    for name, number in _numbers(config, names):
+        if not 0 < number < math.inf:
+            raise UserError(f"--{dashed(name)} must be positive, not {number:g}")
+
+
+def _numbers(config: object, names: Sequence[str]) -> Iterator[tuple[str, float]]:
+    for name in names:
+        value = getattr(config, name, None)
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None:
+                yield name, number
 
 
 def dashed(name: str) -> str:

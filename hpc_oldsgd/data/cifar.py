@@ -70,7 +70,7 @@ class Cifar10:
             path = self.folder / name
             content = path.read_bytes()
             # The same bytes are hashed and unpickled: nothing can change in between.
-            if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
+            if _md5(content) != md5:
                 raise UserError(
                     f"{path} is not CIFAR-10's {name}: its MD5 differs; delete it and get it again "
                     "with --download"
@@ -96,11 +96,12 @@ def download(root: Path) -> None:
 
 
 def _is_complete(root: Path) -> bool:
-    for name, md5 in (published("train") | published("test")).items():
-        try:
-            content = (root / FOLDER / name).read_bytes()
-        except OSError:
-            return False
-        if hashlib.md5(content, usedforsecurity=False).hexdigest() != md5:
-            return False
-    return True
+    files = published("train") | published("test")
+    try:
+        return all(_md5((root / FOLDER / name).read_bytes()) == md5 for name, md5 in files.items())
+    except OSError:
+        return False
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()

@@ -104,10 +104,6 @@ class Shard:
             [self._order(int(e))[offset[epoch == e]] for e in range(epoch[0], epoch[-1] + 1)]
         )
 
-    def epoch(self, k: int) -> float:
-        """Passes over the shard once k batches are drawn."""
-        return k * self.batch_size / len(self)
-
     def _order(self, epoch: int) -> Ints:
         if epoch not in self._orders:
             for old in [e for e in self._orders if e < epoch - 1]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..algorithms import OLDSGD
-from ..errors import UserError
+from ..cli.fields import at_least, positive
 from ..launch.device import choose_device, set_threads
 from ..launch.launcher import check_world
 from ..runs.spec import make_topology
@@ -43,10 +43,8 @@ class Options:
     """Print one JSON document instead of the report."""
 
     def __post_init__(self) -> None:
-        if self.model_bytes < 4:
-            raise UserError(f"--model-bytes must be at least 4, not {self.model_bytes}")
-        if not 0 < self.grad_seconds < float("inf"):
-            raise UserError(f"--grad-seconds must be positive, not {self.grad_seconds:g}")
+        at_least(4, self, "model_bytes")
+        positive(self, "grad_seconds")
 
 
 def main(options: Options) -> None:
@@ -69,7 +67,7 @@ def main(options: Options) -> None:
         "grad_seconds": options.grad_seconds,
         "machines": _facts(comm, device),
     }
-    found["clock_offsets_s"] = _offsets(comm, startup.clock_offset())
+    found["clock_offsets_s"] = links.of_every_rank(comm, startup.clock_offset())
     with limit(LIMIT_S, "for the other ranks, while the network was measured"):
         found["cuda_aware"] = cuda_aware(comm, device)
         _measure(found, comm, topology, device, options)
@@ -81,18 +79,11 @@ def main(options: Options) -> None:
 
 
 def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:
-    from ..transport.mpi.collectives import gather_text
     from ..transport.mpi.cuda_probe import says_cuda_aware
     from ..transport.mpi.link_probe import library
 
     own = {**machine.facts(device), "library": library(), "says_cuda_aware": says_cuda_aware()}
-    return [json.loads(text) for text in gather_text(comm, json.dumps(own))]
-
-
-def _offsets(comm: Any, own: float) -> list[float]:
-    from ..transport.mpi.collectives import gather_text
-
-    return [float(text) for text in gather_text(comm, repr(own))]
+    return links.of_every_rank(comm, own)
 
 
 def _measure(

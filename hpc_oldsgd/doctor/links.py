@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,13 @@ PINGS, REPEATS = 40, 3
 EDGE_S, ALL_S, TOTAL_S = 0.05, 0.1, 6.0  # one message of an edge, of all edges; everything
 SLOW, LATE, LATE_S = 0.5, 3.0, 50e-6
 LIMIT_S = 120.0  # for one edge: after that, no byte comes through
+
+
+def of_every_rank(comm: MPI.Comm, own: Any) -> list[Any]:
+    """What every rank has found, on all of them. Collective."""
+    from ..transport.mpi.collectives import gather_text
+
+    return [json.loads(text) for text in gather_text(comm, json.dumps(own))]
 
 
 def edges_of(topology: Topology) -> list[Edge]:
@@ -48,7 +56,6 @@ def alone(
 ) -> list[dict[str, Any]]:
     """Every edge, measured by its lower rank. Collective; the result is on every rank."""
     from ..transport.mpi import link_probe
-    from ..transport.mpi.collectives import gather_text
     from ..transport.mpi.job import limit
 
     groups = colours(edges, places)
@@ -79,8 +86,7 @@ def alone(
                 }
             )
     link_probe.barrier(comm)
-    texts = gather_text(comm, json.dumps(measured))
-    found = [link for text in texts for link in json.loads(text)]
+    found = chain.from_iterable(of_every_rank(comm, measured))
     return sorted(found, key=lambda link: link["edge"])
 
 
@@ -92,7 +98,6 @@ def at_once(
     Adds `at_once_bytes_per_s` to the links. Collective.
     """
     from ..transport.mpi import link_probe
-    from ..transport.mpi.collectives import gather_text
 
     slowest = min((link["bytes_per_s"] for link in links), default=0.0)
     largest = max((link["bytes"] for link in links), default=0)
@@ -117,11 +122,9 @@ def at_once(
             "sent": REPEATS * size * len(peers),
             "took": {j: [run[k] for run in runs] for k, j in enumerate(peers)},
         }
-        everybody = [json.loads(text) for text in gather_text(comm, json.dumps(own))]
-        for (
-            i,
-            j,
-        ) in edges:  # both ways at once; a rank that starts late finds the bytes already there
+        everybody = of_every_rank(comm, own)
+        # Both ways at once; a rank that starts late finds the bytes already there.
+        for i, j in edges:
             took = everybody[i]["took"][str(j)], everybody[j]["took"][str(i)]
             seconds[i, j] = min(map(max, *took))
         cards = network.by_place(

@@ -6,13 +6,14 @@ import os
 import platform
 import resource
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import ops
+from ..bench.memory import resident
+from ..runs.folder import versions
 from . import network
 
 PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py")
@@ -33,26 +34,16 @@ def facts(device: torch.device) -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "threads": torch.get_num_threads(),
         "memory_bytes": memory_available(),
-        "rss_bytes": _rss(),
+        "rss_bytes": resident("VmRSS"),
         "locked_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "gpu": gpu(device),
         "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "interfaces": network.interfaces(),
         "extension": ops.build_info(),
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **versions(PACKAGES)},
         # Wall clock minus the steady clock: a constant, compared between hosts.
         "wall_less_steady_s": time.time() - time.perf_counter(),
     }
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def gpu(device: torch.device) -> dict[str, Any] | None:
@@ -73,10 +64,7 @@ def gpu(device: torch.device) -> dict[str, Any] | None:
 
 def memory_available() -> int:
     """Of the host, or what the job's memory limit leaves if that is less."""
-    available = 0
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
+    available = resident("MemAvailable", "/proc/meminfo")
     for limit, used in CGROUP_MEMORY:
         most, now = _number(CGROUP / limit), _number(CGROUP / used)
         if most is not None and now is not None:
@@ -95,10 +83,6 @@ def _quota() -> float | None:
         _number(CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     )
     return most_us / period_us if most_us and period_us and most_us > 0 else None
-
-
-def _rss() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _number(path: Path) -> int | None:

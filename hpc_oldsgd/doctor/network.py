@@ -63,24 +63,20 @@ def interfaces() -> list[dict[str, Any]]:
     return found
 
 
-def carriers(rises: Mapping[str, int], sent_bytes: int) -> list[str]:
-    """The interfaces of one place that carried what its ranks sent."""
-    if sent_bytes <= 0:
-        return []
-    return sorted(name for name, rise in rises.items() if rise >= MOST * sent_bytes)
-
-
 def by_place(
     places: Sequence[str], rises: Sequence[Mapping[str, int]], sent: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Place -> interfaces. Each rank saw the rise of its own place's counters."""
+    """Place -> the interfaces that carried what its ranks sent.
+
+    Each rank saw the rise of its own place's counters.
+    """
     found: dict[str, list[str]] = {}
     for where in dict.fromkeys(places):
         ranks = [i for i, other in enumerate(places) if other == where]
         total = sum(sent[i] for i in ranks)
         seen = {name: max(rises[i].get(name, 0) for i in ranks) for i in ranks for name in rises[i]}
         if total:
-            found[where] = carriers(seen, total)
+            found[where] = sorted(name for name, rise in seen.items() if rise >= MOST * total)
     return found
 
 

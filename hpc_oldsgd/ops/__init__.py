@@ -70,6 +70,8 @@ def fused_mix(
     acc = 0.
     """
     mix = _fused_mix if _traced(out, y_self, acc, y_next, *neighbours) else _mix
+    if mix is _fused_mix and isinstance(alpha, Tensor):
+        raise UserError("alpha is a tensor, which no traced graph can hold: pass float(alpha).")
     mix(out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc)
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ..errors import UserError
 
+TRANSFORMED = "inside vmap, grad or jvp: mix plain tensors outside of them."
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 Memory = tuple[str, int, int]
@@ -17,11 +19,17 @@ Memory = tuple[str, int, int]
 
 
 def numbers(weights: Iterable[Any], alpha: Any) -> tuple[list[float], float]:
-    """Python floats; weights may be a tensor or an array too."""
+    """Python floats; weights may be a tensor or an array too, and alpha a tensor."""
+    weights = list(weights)
+    for number in (*weights, alpha):
+        if isinstance(number, Tensor) and number.requires_grad and torch.is_grad_enabled():
+            raise UserError("weights or alpha require grad: pass plain numbers.")
     try:
         return [float(w) for w in weights], float(alpha)
     except (TypeError, ValueError):
         raise UserError("weights must be a list of real numbers, and alpha one.") from None
+    except RuntimeError:  # torch has no number behind such a tensor
+        raise UserError(f"weights or alpha are {TRANSFORMED}") from None
 
 
 def mix(
@@ -42,13 +50,14 @@ def mix(
             f"pass {len(neighbours) + 1}, the own weight first."
         )
     n, device = x.numel(), x.device
-    written = [_output(name, x, n, model, device)]
+    written = [_buffer(name, x, n, model, device)]
     read = [_buffer("y_self", y_self, n, wire, device)]
     read += [_buffer("a neighbour", t, n, wire, device) for t in neighbours]
+    _same_shape({name: x, "y_self": y_self, "acc": acc, "y_next": y_next}, neighbours)
     if y_next is not None:
-        written.append(_output("y_next", y_next, n, wire, device))
+        written.append(_buffer("y_next", y_next, n, wire, device))
     if acc is not None and zero_acc:
-        written.append(_output("acc", acc, n, model, device))
+        written.append(_buffer("acc", acc, n, model, device))
     elif acc is not None:
         read.append(_buffer("acc", acc, n, model, device))
     if n and not x.is_meta:
@@ -71,13 +80,13 @@ def rows(
     n, size, nnz = x.shape[0], x.numel(), indices.numel()
     cpu = torch.device("cpu")
     # Other rows read y[i] after row i was written, so x may not even be the same buffer as y.
-    apart = [_output(name, x, size, x.dtype, x.device), _buffer("y", y, size, y.dtype, x.device)]
+    apart = [_row_buffer(name, x, x), _buffer("y", y, size, y.dtype, x.device)]
     _buffer("indptr", indptr, n + 1, torch.int64, cpu)
     _buffer("indices", indices, nnz, torch.int64, cpu)
     _buffer("weights", weights, nnz, torch.float64, cpu)
     if self_weights is not None:
         _buffer("self_weights", self_weights, n, torch.float64, cpu)
-    read = [] if acc is None else [_buffer("acc", acc, size, x.dtype, x.device)]
+    read = [] if acc is None else [_row_buffer("acc", acc, x)]
     if size:
         _overlaps(apart, read)
 
@@ -113,17 +122,43 @@ def _buffer(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.devi
         raise UserError(f"{name} is not contiguous: pass a flat buffer.")
     if t.is_neg():  # its memory holds the opposite
         raise UserError(f"{name} is a negative view: pass its resolve_neg().")
-    address = t.data_ptr()
+    if t.requires_grad and torch.is_grad_enabled():  # the op has no derivative
+        raise UserError(f"{name} requires grad: mix under torch.no_grad() or pass a plain buffer.")
+    try:
+        address = t.data_ptr()
+        dual = not t.is_meta and forward_ad.unpack_dual(t).tangent is not None
+    except RuntimeError:  # torch wraps what it transforms, without memory
+        dual = True
+    if dual:
+        raise UserError(f"{name} is {TRANSFORMED}")
     if not address and n and not t.is_meta:  # a wrapper of torch's, as DTensor is
         raise UserError(f"{name} has no memory of its own: pass a plain tensor.")
     return name, address, n * dtype.itemsize
 
 
-def _output(name: str, t: Tensor, n: int, dtype: torch.dtype, device: torch.device) -> Memory:
-    found = _buffer(name, t, n, dtype, device)
-    if t.requires_grad and torch.is_grad_enabled():
-        raise UserError(f"{name} requires grad: mix under torch.no_grad() or pass a plain buffer.")
-    return found
+def _same_shape(named: dict[str, Tensor | None], neighbours: Sequence[Tensor]) -> None:
+    """A flat buffer fits every shape of its size; two other shapes do not fit each other."""
+    given = [(name, t) for name, t in named.items() if t is not None]
+    given += [("a neighbour", t) for t in neighbours]
+    shaped = [(name, t.shape) for name, t in given if t.dim() != 1]
+    for name, shape in shaped[1:]:
+        first, expected = shaped[0]
+        if shape != expected:
+            raise UserError(
+                f"{name} is {tuple(shape)} and {first} is {tuple(expected)}: they have different "
+                "shapes. Pass one shape, or flat buffers."
+            )
+
+
+def _row_buffer(name: str, t: Tensor, like: Tensor) -> Memory:
+    """Rows may lie apart, as in a fragment of every agent's model; all matrices alike."""
+    n, d = t.shape
+    if t.is_contiguous() and like.is_contiguous():
+        return _buffer(name, t, n * d, like.dtype, like.device)
+    first = _buffer(name, t[0], d, like.dtype, like.device)
+    if t.stride() != like.stride() or (t.stride(0) < d and n > 1):
+        raise UserError(f"{name} must have rows that lie as those of the model.")
+    return name, first[1], ((n - 1) * t.stride(0) + d) * t.element_size()
 
 
 def _overlaps(written: Sequence[Memory], read: Sequence[Memory]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..launch.launcher import launcher_rank
 
-API = 4  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
+API = 5  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -175,7 +175,7 @@ def _row_arguments(
     m.form = getattr(extension.Form, form)
     m.model, m.wire = DTYPES[x.dtype], DTYPES[y.dtype]
     m.rows, m.d = x.shape
-    m.edges = indices.numel()
+    m.edges, m.stride = indices.numel(), x.stride(0)
     m.out, m.y = x.data_ptr(), y.data_ptr()
     m.indptr, m.indices, m.weights = indptr.data_ptr(), indices.data_ptr(), weights.data_ptr()
     return m

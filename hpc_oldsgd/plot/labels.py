@@ -30,16 +30,10 @@ def tell_apart(runs: Sequence[Run]) -> None:
     labels = [_text(table, main) for table in tables]
     clocks = {run.clock for run in runs}
     if len(clocks) > 1:
-        labels = [
-            ", ".join(filter(None, [label, "simulated" if run.clock == "simulated" else "MPI"]))
-            for label, run in zip(labels, runs, strict=True)
-        ]
+        labels = _joined(labels, ["simulated" if r.clock == "simulated" else "MPI" for r in runs])
     if len(set(labels)) < len(labels):
         minor = [key for key in differ if key in MINOR]
-        labels = [
-            ", ".join(filter(None, [label, _text(table, minor)]))
-            for label, table in zip(labels, tables, strict=True)
-        ]
+        labels = _joined(labels, [_text(table, minor) for table in tables])
     for k, (run, label) in enumerate(zip(runs, labels, strict=True)):
         run.line = k
         twin = not label or labels.count(label) > 1
@@ -70,6 +64,10 @@ def settings(run: Run) -> dict[str, Any]:
         if isinstance(part, dict):
             flat |= {key: value for key, value in part.items() if key not in flat}
     return {k: _hashable(v) for k, v in flat.items() if k not in NEVER and v is not None}
+
+
+def _joined(labels: Sequence[str], more: Sequence[str]) -> list[str]:
+    return [", ".join(filter(None, pair)) for pair in zip(labels, more, strict=True)]
 
 
 def _text(table: dict[str, Any], keys: Sequence[str]) -> str:

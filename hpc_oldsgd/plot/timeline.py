@@ -17,21 +17,13 @@ from ..runs.reader import Run, finite, read_object
 from . import style
 
 IN_FLIGHT = ("flight", "reduce")
-COLOURS = {
-    "compute": "#0072b2",
-    "flight": "#e69f00",
-    "wait": "#d55e00",
-    "mix": "#009e73",
-    "evaluate": "#94a3b8",
-    "checkpoint": "#cc79a7",
-}
-NAMES = {
-    "compute": "gradient",
-    "flight": "message on its way",
-    "wait": "waiting",
-    "mix": "mixing",
-    "evaluate": "measuring the mean model",
-    "checkpoint": "checkpoint",
+LOOKS = {  # track -> colour, name
+    "compute": ("#0072b2", "gradient"),
+    "flight": ("#e69f00", "message on its way"),
+    "wait": ("#d55e00", "waiting"),
+    "mix": ("#009e73", "mixing"),
+    "evaluate": ("#94a3b8", "measuring the mean model"),
+    "checkpoint": ("#cc79a7", "checkpoint"),
 }
 ROUNDS = 3
 RANKS = 4  # as many are shown unless asked
@@ -183,7 +175,8 @@ def save(timelines: Sequence[Timeline], stem: Path, formats: Sequence[str]) -> l
         axes[-1].set_xlabel("time (ms)")
         from matplotlib.patches import Patch
 
-        handles = [Patch(color=COLOURS[k], label=NAMES[k]) for k in COLOURS if k in used]
+        shown = [look for track, look in LOOKS.items() if track in used]
+        handles = [Patch(color=colour, label=name) for colour, name in shown]
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return style.files(stem, formats)
 
@@ -226,7 +219,7 @@ def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str
         kind = "flight" if span.track == "reduce" else span.track
         used.add(kind)
         axis.broken_barh(
-            [(a - origin, b - a)], (top, tall), facecolor=COLOURS[kind], edgecolor="white",
+            [(a - origin, b - a)], (top, tall), facecolor=LOOKS[kind][0], edgecolor="white",
             linewidth=0.0 if kind == "mix" else 0.4, zorder=3 if kind == "mix" else 2,
         )  # fmt: skip
     _marks(axis, timeline, lanes, origin)

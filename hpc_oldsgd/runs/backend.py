@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,7 @@ from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint
-from ..runtime.agent import Agent
+from ..runtime.agent_runner import AgentRunner
 from ..runtime.sgd import Optimizer
 from ..simulation.clock import Clock
 from ..simulation.slowdown import Slowdown
@@ -31,10 +30,12 @@ if TYPE_CHECKING:
     from .session import Session
 
 T = TypeVar("T")
+Models = Sequence[nn.Module]
+Optimizers = Sequence[Optimizer]
 
 
 class Backend(ABC):
-    """What differs between `train` and `simulate`."""
+    """What differs between `train` and `simulate`. What is given here suits a single process."""
 
     kind: str
     """As the manifest of a checkpoint names it."""
@@ -58,13 +59,13 @@ class Backend(ABC):
         """Whether this process writes the run's folder."""
         return self.here[0] == 0
 
-    @abstractmethod
     def check(self, step: Callable[[], T]) -> T:
         """Run a step in all processes. Collective: a UserError of one is raised by all."""
+        return step()
 
-    @abstractmethod
     def gather(self, text: str) -> list[str]:
         """Every process's text. Collective."""
+        return [text]
 
     def alone(self) -> contextlib.AbstractContextManager[None]:
         """Inside, an error of one process ends all of them."""
@@ -80,23 +81,18 @@ class Backend(ABC):
 
     @abstractmethod
     def make_runner(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        algorithm: Algorithm,
-        topology: Topology,
-    ) -> Agent | Swarm: ...
+        self, models: Models, optimizers: Optimizers, algorithm: Algorithm, topology: Topology
+    ) -> AgentRunner | Swarm: ...
 
     def make_vmap(self, task: Task, workers: Sequence[Worker]) -> VmapGradients | None:
         """Where all gradients are taken in one pass."""
         return None
 
-    def make_slowdown(self, runner: Agent | Swarm) -> Slowdown | None:
+    def make_slowdown(self, runner: AgentRunner | Swarm) -> Slowdown | None:
         """What makes the agents of this process slow, where real time does not suffice."""
         return None
 
-    @abstractmethod
-    def ready(self, session: Session) -> None:
+    def ready(self, session: Session) -> None:  # noqa: B027
         """The loop is made and the run has not begun."""
 
     @abstractmethod
@@ -107,11 +103,11 @@ class Backend(ABC):
     def finish(self, session: Session) -> None:
         """Every flight ends here, and files that need all processes are written. Collective."""
 
-    @abstractmethod
     def leave(self, told: str) -> str:
         """Wait for all processes, as the last thing: what the first of them has told."""
+        return told
 
-    def about_transport(self, runner: Agent | Swarm) -> dict[str, Any]:
+    def about_transport(self, runner: AgentRunner | Swarm) -> dict[str, Any]:
         """For config.json."""
         return {}
 
@@ -133,12 +129,6 @@ class Stacked(Backend):
         self.options, self.n, self.here = options, options.agents, range(options.agents)
         self.title = f"c = {options.c:g}, "
 
-    def check(self, step: Callable[[], T]) -> T:
-        return step()
-
-    def gather(self, text: str) -> list[str]:
-        return [text]
-
     def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
         self._clock()
         if not self.options.auto_tau:
@@ -149,18 +139,14 @@ class Stacked(Backend):
             margin=tau_auto.MARGIN if options.jitter else 1.0,
             speed=np.array(options.speeds()), degree_aware=options.degree_aware,
         )  # fmt: skip
-        chosen = dataclasses.replace(algorithm, tau=choice.tau)
+        chosen = algorithm.with_tau(choice.tau)
         return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
         return list(range(found.count))
 
     def make_runner(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        algorithm: Algorithm,
-        topology: Topology,
+        self, models: Models, optimizers: Optimizers, algorithm: Algorithm, topology: Topology
     ) -> Swarm:
         options = self.options
         wire = options.wire_dtype(next(models[0].parameters()).dtype)
@@ -170,9 +156,6 @@ class Stacked(Backend):
     def make_vmap(self, task: Task, workers: Sequence[Worker]) -> VmapGradients | None:
         return VmapGradients(task, workers) if self.options.gradients == "together" else None
 
-    def ready(self, session: Session) -> None:
-        pass
-
     def run(self, session: Session) -> None:
         if not session.runner.started:
             session.runner.start()
@@ -180,9 +163,6 @@ class Stacked(Backend):
 
     def finish(self, session: Session) -> None:
         session.runner.finish()
-
-    def leave(self, told: str) -> str:
-        return told
 
     def _clock(self) -> Clock:
         options = self.options

@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..files import read_regular, replacing, write_atomically
+from ..files import replacing, write_atomically
 from ..training.options import RunOptions
 from ..transport import heartbeat
+from . import reader
 from .claim import claim, release
+from .reader import finite
 
 FILES = ("config.json", "metrics.jsonl", "summary.json")
 NUMBERS = ("iteration", "step_s", "transfer", "exposed")
@@ -115,20 +117,14 @@ class RunFolder:
                 self._board.close()
 
 
-def read_rows(run: Path, before: int) -> list[dict[str, Any]]:
-    """The rows of the rounds before one; a line that a crash cut short is no row, nor is one that
+def rows_before(run: Path, r: int) -> list[dict[str, Any]]:
+    """The rows of the rounds before r. Skipped: a line that a crash cut short, and a row that
     lacks what the summary is made of."""
-    rows: list[dict[str, Any]] = []
-    with contextlib.suppress(FileNotFoundError):
-        for line in read_regular(run / "metrics.jsonl").splitlines():
-            with contextlib.suppress(
-                ValueError, TypeError, KeyError, OverflowError, RecursionError
-            ):
-                row = json.loads(line)
-                whole = "hidden" in row and all(math.isfinite(row[key]) for key in NUMBERS)
-                if whole and int(row.get("round", before)) < before:
-                    rows.append(row)
-    return rows
+    if not (run / "metrics.jsonl").exists():
+        return []
+    rows = (row for _, row in reader.parsed_lines(run / "metrics.jsonl") if row is not None)
+    whole = [row for row in rows if "hidden" in row and all(finite(row.get(k)) for k in NUMBERS)]
+    return [row for row in whole if finite(row.get("round")) and row["round"] < r]
 
 
 def prepare(path: Path, overwrite: bool) -> None:
@@ -207,19 +203,22 @@ def _counts(entry: Path) -> bool:
 
 def environment() -> dict[str, Any]:
     """What the run depended on: versions, machine, the state of the source tree."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "versions": versions,
+        "versions": versions(PACKAGES),
         "git": _git(),
     }
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def clean(value: Any) -> Any:

@@ -63,6 +63,7 @@ def differences(now: dict[str, Any], then: dict[str, Any]) -> str:
             "many, or add --resume-average for a fresh start from their mean"
         )
     said = []
+    then = {**_older(now["algorithm"]), **then}
     for key in {**now, **then}:
         a, b = now.get(key), then.get(key)
         if a == b or key == "download" or (key == "data" and key not in then):
@@ -87,6 +88,7 @@ def described(spec: Spec[Any], agents: int) -> dict[str, Any]:
 def same_iterates(config: dict[str, Any], mpi: bool) -> str:
     """A key that is equal for runs with the same iterates; from config.json, or `described`."""
     known = json.loads(json.dumps(clean(config)))
+    algorithm = {**_older(known["algorithm"]["name"]), **known["algorithm"]}
     task = {k: v for k, v in known["task"].items() if not k.endswith("_dir")}
     given = {**DEFAULTS, **known["options"]}  # an older run lacks newer options
     names = {*ITERATES, "bn", "late"}
@@ -95,8 +97,13 @@ def same_iterates(config: dict[str, Any], mpi: bool) -> str:
     elif mpi:
         names |= {*PACE}  # real time cannot be replayed
     same = {name: given[name] for name in names}
-    parts = [known["algorithm"], task, same, known["agents"], known["alpha"], mpi]
+    parts = [algorithm, task, same, known["agents"], known["alpha"], mpi]
     return json.dumps(parts, sort_keys=True)
+
+
+def _older(algorithm: str) -> dict[str, Any]:
+    """Options that older versions did not have, at the values they meant."""
+    return {"fragments": 1} if algorithm in ("oldsgd", "dsgd_cta") else {}
 
 
 def _reuses(options: dict[str, Any]) -> bool:

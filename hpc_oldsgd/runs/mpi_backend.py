@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-
-from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint, Gather
 from ..errors import NeighbourTimeout, UserError
 from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
-from ..runtime.agent import Agent
-from ..runtime.sgd import Optimizer
+from ..runtime.agent_runner import AgentRunner
 from ..simulation.slowdown import Slowdown, slowdowns
 from ..simulation.swarm import Swarm
 from ..topology import Topology
@@ -26,7 +23,7 @@ from ..training.options import TrainOptions
 from ..transport.mpi import Startup, ulfm, world
 from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank, explained_by_death
 from ..transport.trace import Trace, merge
-from .backend import Backend
+from .backend import Backend, Models, Optimizers
 from .recovery import Recovery
 
 if TYPE_CHECKING:
@@ -81,32 +78,20 @@ class Mpi(Backend):
         return list(self.here)
 
     def make_runner(
-        self,
-        models: Sequence[nn.Module],
-        optimizers: Sequence[Optimizer],
-        algorithm: Algorithm,
-        topology: Topology,
-    ) -> Agent:
+        self, models: Models, optimizers: Optimizers, algorithm: Algorithm, topology: Topology
+    ) -> AgentRunner:
         options, (model,), (optimizer,) = self.options, models, optimizers
         if self.trace is not None:
             self.trace.align(self.startup.clock_offset())
-        return Agent(
-            model,
-            optimizer,
-            algorithm,
-            topology,
-            self.comm,
-            buffers=options.buffers,
-            wire=options.wire_dtype(next(model.parameters()).dtype),
-            progress=options.progress,
-            staging=options.staging,
-            timeout_s=options.timeout or None,
-            late=options.late_policy(),
-            trace=self.trace,
-        )
+        return AgentRunner(
+            model, optimizer, algorithm, topology, self.comm, buffers=options.buffers,
+            wire=options.wire_dtype(next(model.parameters()).dtype), progress=options.progress,
+            staging=options.staging, timeout_s=options.timeout or None,
+            late=options.late_policy(), trace=self.trace,
+        )  # fmt: skip
 
-    def make_slowdown(self, runner: Agent | Swarm) -> Slowdown:
-        assert isinstance(runner, Agent)
+    def make_slowdown(self, runner: AgentRunner | Swarm) -> Slowdown:
+        assert isinstance(runner, AgentRunner)
         options, transport = self.options, runner.transport
         poll = transport.poll if transport.progress == "poll" else None
         return Slowdown(options.slow, options.jitter, options.seed, self.n, runner.rank, poll)
@@ -114,7 +99,7 @@ class Mpi(Backend):
     def ready(self, session: Session) -> None:
         """Measures what --tau auto asks for. From here on a late rank is explained by its board."""
         options, loop = self.options, session.loop
-        assert isinstance(session.runner, Agent)
+        assert isinstance(session.runner, AgentRunner)
         if session.in_folder:
             session.runner.transport.watch(session.plan.path)
         if options.auto_tau:
@@ -148,8 +133,8 @@ class Mpi(Backend):
         recovery = self.recovery
         return recovery is not None and bool(recovery.lost) and recovery.transport.rank == 0
 
-    def about_transport(self, runner: Agent | Swarm) -> dict[str, Any]:
-        assert isinstance(runner, Agent)
+    def about_transport(self, runner: AgentRunner | Swarm) -> dict[str, Any]:
+        assert isinstance(runner, AgentRunner)
         transport = runner.transport
         return {"transport": {"progress": transport.progress, "native": transport.native}}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -82,21 +82,29 @@ def read_one(path: Path) -> list[Run]:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows so far; the last one may still be on its way to the disk."""
     rows = []
-    lines = read_text(path).split("\n")
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or not isinstance(row.get("iteration"), (int, float)):
-                raise ValueError
-        except (ValueError, RecursionError):
-            if number == len(lines):  # no newline after it
+    for number, row in parsed_lines(path):
+        if row is None or not isinstance(row.get("iteration"), (int, float)):
+            if number is None:
                 break
-            raise UserError(f"{path}, line {number}, is not a row of metrics.") from None
+            raise UserError(f"{path}, line {number}, is not a row of metrics.")
         if finite(row["iteration"]):
             rows.append(row)
     return rows
+
+
+def parsed_lines(path: Path) -> Iterator[tuple[int | None, dict[str, Any] | None]]:
+    """The number and the object of each line; None for the object of a line that is not one.
+
+    A last line without a newline has no number: it may still be on its way to the disk.
+    """
+    *lines, last = read_bytes(path).split(b"\n")
+    for number, line in [*enumerate(lines, 1), (None, last)]:
+        if line.strip():
+            try:
+                content = json.loads(line)
+            except (ValueError, RecursionError):
+                content = None
+            yield number, content if isinstance(content, dict) else None
 
 
 def finite(value: Any) -> bool:
@@ -117,7 +125,7 @@ def in_order(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    text = read_text(path)
+    text = read_bytes(path)
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -127,10 +135,10 @@ def read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def read_text(path: Path) -> str:
+def read_bytes(path: Path) -> bytes:
     try:
-        return read_regular(path).decode()
+        return read_regular(path)
     except FileNotFoundError:
         raise UserError(f"{path.parent} holds no whole run: there is no {path.name}.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"Cannot read {path}: {error}.") from None
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror or error}.") from None

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from .. import topology
 from ..errors import UserError
-from ..runtime.agent import Agent
+from ..runtime.agent_runner import AgentRunner
 from ..topology import Topology
 from ..training.options import TrainOptions
 from ..transport.mpi import ulfm
 from .claim import claim
-from .folder import RunFolder, read_rows
+from .folder import RunFolder, rows_before
 from .identity import identity
 from .spec import Spec, make_topology
 
@@ -41,7 +41,7 @@ class Lost:
 class Recovery:
     """Of one rank; every survivor makes the same calls."""
 
-    def __init__(self, session: Session, options: TrainOptions, agent: Agent) -> None:
+    def __init__(self, session: Session, options: TrainOptions, agent: AgentRunner) -> None:
         self.session, self.options, self.agent = session, options, agent
         self.loop, self.transport = session.loop, agent.transport
         self.lost = [Lost(**one) for one in session.plan.lost]
@@ -50,7 +50,7 @@ class Recovery:
         self._ranks = list(range(agent.n))  # that everybody had at first
         self._hosts = list(agent.transport.hosts)
 
-    def can_mend(self, error: BaseException) -> bool:
+    def can_repair(self, error: BaseException) -> bool:
         return self.options.on_failure == "shrink" and ulfm.is_death(self.transport, error)
 
     def run(self) -> None:
@@ -59,26 +59,26 @@ class Recovery:
         while True:
             try:
                 if broken:
-                    self.mend()
+                    self.repair()
                 self.loop.run()
                 return
             except Exception as error:
-                if not self.can_mend(error):
+                if not self.can_repair(error):
                     raise
                 broken = True
 
     def finish(self) -> None:
-        """Close the agent; all is written by now, so who dies here is not missed."""
+        """Close the agent. All is written by now: the death of another rank does no harm."""
         try:
             self.loop.control.settle()
             self.agent.finish()
         except Exception as error:
-            if not self.can_mend(error):
+            if not self.can_repair(error):
                 raise
             self.transport.engine.stop()
 
-    def mend(self) -> None:
-        """Collective among the living. Another death meanwhile raises again: mend again."""
+    def repair(self) -> None:
+        """Collective among the living. Another death meanwhile raises again: repair again."""
         start = time.perf_counter()
         agent, loop, transport = self.agent, self.loop, self.transport
         checkpoints = loop.checkpoints
@@ -88,19 +88,19 @@ class Recovery:
         alive = ulfm.shrink(transport)
         if transport.rank == 0:  # the lock of a dead rank 0 is free; nobody writes before this
             claim(checkpoints.run)
-        told = [json.loads(text) for text in transport.gather_text(json.dumps(self._tell()))]
+        told = [json.loads(text) for text in transport.gather_text(json.dumps(self._own_state()))]
         r, t, tau = max((one["r"], one["t"], one["tau"]) for one in told)
         name, graph = repaired(self.options, len(alive))
         if transport.rank == 0:
             checkpoints.forget(r)
         ulfm.rebuild(transport, graph)
-        self._note([one["rank"] for one in told], r)
+        self._add_lost([one["rank"] for one in told], r)
         loop.set_tau(tau)
         while agent.t < t:
             loop.gradients()
             agent.local_step()
         agent.stand_at(r)
-        data = self._share_out([one["agent"] for one in told])
+        data = self._assign_data([one["agent"] for one in told])
         loop.regroup(transport.rank, self._rows_before(r, checkpoints.run))
         spec = Spec(replace(self.options, topology=name), agent.algorithm, loop.task)
         who = identity("train", spec, graph, agent.model)
@@ -109,7 +109,7 @@ class Recovery:
         if transport.rank == 0:
             folder = RunFolder(checkpoints.run, self.options.tensorboard, loop.rows)
             self.session.report.take_over(folder, loop.iterations)
-        loop.say(self._story(graph, r, t, time.perf_counter() - start))
+        loop.say(self._message(graph, r, t, time.perf_counter() - start))
         agent.begin_anew()
 
     def _rows_before(self, r: int, run: Path) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ class Recovery:
         own = [row for row in self.loop.rows if row["round"] < r]
         if self.transport.rank != 0:
             return own
-        written = read_rows(run, r)
+        written = rows_before(run, r)
         known = {row["round"] for row in written}
         return written + [row for row in own if row["round"] not in known]
 
@@ -125,7 +125,7 @@ class Recovery:
         """For summary.json and the manifests of checkpoints."""
         return {"lost": [asdict(one) for one in self.lost]}
 
-    def _tell(self) -> dict[str, int]:
+    def _own_state(self) -> dict[str, int]:
         agent = self.agent
         r, t = agent.next_boundary
         return {
@@ -136,13 +136,13 @@ class Recovery:
             "tau": agent.algorithm.tau,
         }
 
-    def _note(self, ranks: list[int], r: int) -> None:
+    def _add_lost(self, ranks: list[int], r: int) -> None:
         gone = [j for j in self._ranks if j not in ranks]
         self.lost += [Lost(j, self._hosts[j], r) for j in gone]
         self._ranks = ranks
 
-    def _share_out(self, agents: list[int]) -> dict[str, Any]:
-        """With --redistribute all data is dealt anew; else everybody keeps what it has."""
+    def _assign_data(self, agents: list[int]) -> dict[str, Any]:
+        """With --redistribute all data is dealt anew. Otherwise each agent keeps its own."""
         options, loop = self.options, self.loop
         if options.redistribute:
             rank, n = self.agent.rank, self.agent.n
@@ -150,7 +150,7 @@ class Recovery:
             agents = list(range(n))
         return {"of": loop.data_of, "agents": agents}
 
-    def _story(self, graph: Topology, r: int, t: int, seconds: float) -> str:
+    def _message(self, graph: Topology, r: int, t: int, seconds: float) -> str:
         gone = [one for one in self.lost if one.round == r]
         who = ", ".join(f"rank {one.rank} ({one.host})" for one in gone)
         data = "dealt anew to the others" if self.options.redistribute else "lost"

@@ -15,11 +15,11 @@ from torch import nn
 
 from ..checkpoints import store
 from ..checkpoints.mean import mean_state_dict
-from ..checkpoints.part_file import Unusable
 from ..checkpoints.store import Checkpoint, Gather, run_of
 from ..checkpoints.well_formed import same_form, state_fits
 from ..errors import UserError
 from ..files import read_regular
+from ..runtime.part_file import Unusable
 from ..runtime.sgd import Optimizer
 from ..training.options import RunOptions
 from ..transport import heartbeat
@@ -64,7 +64,7 @@ class Plan:
         folder.take(self.path, self.overwrite, resume=self.here, seen=self.seen)
         if self.resumes is None or self.found is None:
             return []
-        return folder.read_rows(run_of(self.found.folder), self.found.r)
+        return folder.rows_before(run_of(self.found.folder), self.found.r)
 
     def clear(self) -> None:
         """Remove what the run replaces."""
@@ -85,13 +85,13 @@ def claim_folder(options: RunOptions) -> None:
 
 def make_plan(
     options: RunOptions,
-    who: dict[str, Any],
+    own: dict[str, Any],
     n: int,
     parts_here: Callable[[Checkpoint], list[int]],
     gather: Gather,
     say: Callable[[str], None],
 ) -> Plan:
-    """What --resume and --out come to. Collective; raises UserError."""
+    """What --resume and --out mean for a run of this identity. Collective; raises UserError."""
     path = source(options)
     if path is None or options.resume_average or options.resume == "auto":
         out = Path(gather(str(folder.folder_for(options, n)))[0])
@@ -104,12 +104,12 @@ def make_plan(
     here = run_of(path).resolve() == out.resolve()
     if average and here:
         raise UserError("--resume-average makes a new run: choose another --out")
-    refuse = (lambda run: "") if average else partial(differences, who)
+    refuse = (lambda run: "") if average else partial(differences, own)
     found = store.choose(path, parts_here, gather, say, refuse)
     if found is None and options.resume != "auto":
         raise UserError(f"{path} has no checkpoint")
     if found is None:
-        if reason := gather(not_the_start(out, who))[0]:  # as rank 0 sees it
+        if reason := gather(not_the_start(out, own))[0]:  # as rank 0 sees it
             raise UserError(
                 f"{reason}: use --overwrite in place of --resume auto, or choose another --out"
             )
@@ -132,7 +132,7 @@ def newer_than(found: Checkpoint, path: Path) -> str:
     )
 
 
-def not_the_start(out: Path, who: dict[str, Any]) -> str:
+def not_the_start(out: Path, own: dict[str, Any]) -> str:
     """Why a folder without a checkpoint is more than a run that was killed as it began."""
     kept = out / store.FOLDER
     if os.path.lexists(kept):
@@ -150,7 +150,7 @@ def not_the_start(out: Path, who: dict[str, Any]) -> str:
         told["seed"] = then["options"]["seed"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return f"{out} holds something else: its config.json cannot be read"
-    said = [f"{k} is {who[k]}, was {v}" for k, v in told.items() if who[k] != v]
+    said = [f"{k} is {own[k]}, was {v}" for k, v in told.items() if own[k] != v]
     return f"{out} holds another run: {'; '.join(said)}" if said else ""
 
 

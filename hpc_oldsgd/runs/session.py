@@ -14,7 +14,6 @@ Everything is made in constructors, each part from the parts before it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,7 @@ class Session:
         found = self.plan.resumes
         if found is None or not self.spec.options.auto_tau:
             return algorithm
-        return replace(algorithm, tau=found.manifest["tau"])
+        return algorithm.with_tau(found.manifest["tau"])
 
     def _open_folder(
         self, state: dict[str, Any] | None

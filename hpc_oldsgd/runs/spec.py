@@ -37,6 +37,7 @@ class Spec(Generic[O]):
 
     def check(self, topology: Topology) -> None:
         """Raises UserError where the options do not fit the algorithm on this graph."""
+        self.algorithm.check(topology)
         late = self.options.late_policy() is not None
         if late and "all_reduce" in tau_auto.kinds(self.algorithm, topology):
             raise UserError(NO_EDGES)

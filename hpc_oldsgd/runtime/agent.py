@@ -2,41 +2,67 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import warnings
+from abc import ABCMeta
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
-from torch.utils.hooks import RemovableHandle
 
-from .. import topology as topologies
-from ..algorithms import Algorithm, get
+from ..algorithms import Algorithm
 from ..errors import UserError
 from ..topology import Topology
+from ..transport.base import Flight, Pending, Reduction
 from ..transport.trace import Trace
-from .flat import Buffers, Flat
-from .runner import Runner
-from .running_statistics import running_statistics
-from .sgd import Optimizer, one_alpha
-from .unread_gradient import UNREAD
-from .wire import check_form, check_wire, wire_type
+from . import agent_state, mean_model, uneven_data
+from .agent_checks import refuse_alone, watch
+from .agent_runner import AgentRunner
+from .as_optimizer import AgentOptimizer
+from .flat import Buffers
+from .sgd import Optimizer
+from .uneven_data import Batch, Until
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from ..transport.mpi import MpiTransport
+T = TypeVar("T")
 
 
-class Agent(Runner):
+class _UsersView(ABCMeta):
+    """help(Agent) and dir(Agent) show what a training loop calls, not what an algorithm sees."""
+
+    SHOWN = (
+        "__doc__", "__init__", "step", "finish", "stop", "rank", "n", "at_boundary", "batches",
+        "mean", "mean_state_dict", "mean_weights", "metrics", "state_dict", "load_state_dict",
+        "save", "load", "rebuild", "as_optimizer",
+    )  # fmt: skip
+
+    def __dir__(cls) -> list[str]:
+        return list(cls.SHOWN)
+
+
+class Agent(AgentRunner, metaclass=_UsersView):
     """One MPI rank's model, trained by a decentralized algorithm.
 
-    The parameters that require a gradient, and the float buffers, become views of one flat
-    tensor `agent.x`. Make the agent after the model is on its device; change weights in place.
-    All ranks start from rank 0's model unless `sync=False`. Collective, like `finish()`: ranks
-    take equally many steps. One that waits `timeout_s` for another ends the job and names it.
-    """
+        with Agent(model, optimizer, OLDSGD(tau=5), topology="ring") as agent:
+            for x, y in agent.batches(loader):
+                optimizer.zero_grad()
+                loss_fn(model(x), y).backward()
+                agent.step()
 
-    transport: MpiTransport
+    The trained parameters and the float buffers become views of one flat tensor `agent.x`: make
+    the agent after the model is on its device, and change weights in place. `agent.t` counts steps
+    and `agent.r` rounds; functions in the list `agent.on_round` are called at every round boundary.
+
+    All ranks make the same calls in the same order. One that waits `timeout_s` for another ends the
+    job and names it.
+    """
 
     def __init__(
         self,
@@ -47,149 +73,265 @@ class Agent(Runner):
         comm: MPI.Comm | None = None,
         *,
         buffers: Buffers = "mix",
-        sync: bool = True,
+        sync: bool | None = None,
         wire: torch.dtype | str | None = None,
         trace: Trace | None = None,
         timeout_s: float | None = 600.0,
         **transport_options: Any,
     ) -> None:
-        """`timeout_s=None` waits for ever; `transport_options` are those of MpiTransport."""
-        from ..transport.mpi import MpiTransport, Startup, world
+        """Collective.
 
-        comm = world() if comm is None else comm
-        startup = Startup(comm, timeout_s)
-        algorithm = get(algorithm)() if isinstance(algorithm, str) else algorithm
-        if isinstance(topology, str):
-            topology = topologies.from_name(topology, comm.size)
-        self.model, self.optimizer = model, optimizer
-        self.flat = startup.check(lambda: Flat(model, buffers))
-        transport = MpiTransport(
-            comm, topology, wire=wire_type(wire, self.flat.dtype), trace=trace,
-            timeout_s=timeout_s, **transport_options,
+        sync: True starts all ranks from rank 0's model. False keeps each rank's own. None is True,
+        with a warning if the ranks differ.
+        buffers: "mix" averages running statistics and other float buffers with the weights, "local"
+        leaves them to each rank.
+        wire: a narrower type for the messages, for instance "bf16".
+        timeout_s: None waits for ever.
+        transport_options: progress, staging, all_reduce and others of MpiTransport.
+        """
+        self._notices: Any = None  # the first messages leave before they are there
+        self.may_step = self._inside_step = self._at_mean = False
+        self._measured_s = 0.0
+        self._as_optimizer: AgentOptimizer | None = None
+        super().__init__(
+            model, optimizer, algorithm, topology, comm, buffers=buffers, sync=sync, wire=wire,
+            trace=trace, timeout_s=timeout_s, **transport_options,
         )  # fmt: skip
-        tail = running_statistics([self.flat])
-        super().__init__(self.flat.x, algorithm, transport, trace, tail)
-        try:
-            startup.check(self._check_optimizer)
-            self._check_same_model(sync)
-        except UserError:  # on all ranks alike
-            transport.close()
-            raise
-        if sync:
-            self._take_rank_zeros_model()
-        self._hooks: list[RemovableHandle] = []
-        if transport.progress == "poll":
-            for slot in self.flat.parameters:
-                tensor: Any = slot.tensor
-                hook = tensor.register_post_accumulate_grad_hook(lambda _: transport.poll())
-                self._hooks.append(hook)
-        self.observers.append(lambda _: self.flat.check_views())
-        self.start()
+        self._watch_optimizer()
+        if self.n > 1:
+            from ..transport.mpi import Notices
 
-    @property
-    def rank(self) -> int:
-        return self.transport.rank
+            self._notices = Notices(self.transport.comm)
+            self.transport.look = self._notices.look
 
-    @property
-    def n(self) -> int:
-        return self.transport.n
+    def __repr__(self) -> str:
+        wire = self.transport.wire or self.flat.dtype
+        return (
+            f"<Agent {self.rank} of {self.n}: {self.algorithm} on {self.transport.topology.name}, "
+            f"{type(self.optimizer).__name__}, d = {self.flat.d:,} {self.flat.dtype}, wire {wire}, "
+            f"step {self.t}, round {self.r}{', finished' if self.finished else ''}>"
+        ).replace("torch.", "")
 
-    @property
-    def alpha(self) -> float:
-        return one_alpha(self.optimizer)
+    def __dir__(self) -> list[str]:
+        return [*dir(type(self)), "t", "r", "x", "on_round", "model", "optimizer", "algorithm"]
+
+    # -- the training loop ---------------------------------------------------------------------
 
     def step(self) -> bool:
         """After `loss.backward()`: the local step, and at the end of a round the mixing.
 
-        False once a stop was agreed; the model is then at a round boundary.
+        False once `stop()` has ended the training: then leave the loop.
         """
-        return self.advance(self.flat.gradient() if self.algorithm.reads_gradient else UNREAD)
+        if self.transport.closed:
+            raise UserError("step() after finish(): make a new Agent to train on")
+        if self.finished:
+            raise UserError("the agent has stopped: leave the loop when step() returns False")
+        if self._at_mean:
+            raise UserError("step() inside mean_weights() would train the mean: leave it first")
+        self.flat.check_parameters()
+        for other in self.others.flats:
+            other.check_parameters()
+        self._inside_step = True
+        try:
+            return super().step()
+        finally:
+            self._inside_step = False
+            if self._notices is not None:
+                self._notices.t = self.t
 
-    def descend(self, g: Tensor) -> None:
-        if g is not UNREAD:
-            own = self.flat.gradient()
-            if g is not own:
-                own.copy_(g)
-        self.optimizer.step()
-        increment_version(self.x)  # it changed x through the parameters, which count for themselves
+    def batches(self, loader: Iterable[Batch], until: Until = "shortest") -> Iterator[Batch]:
+        """The batches of `loader`, so many that all ranks take the same number of steps.
 
-    def version(self) -> int:
-        return self.flat.version()
+        "shortest" ends on all ranks when the first has no more data. If all loaders have a length
+        that is exactly there, else within the next three rounds. "longest" goes on until the last
+        rank has no more. A rank without data takes steps without a gradient, and is mixed.
+        Collective.
+        """
+        return uneven_data.batches(self, loader, until)
 
-    def local_step(self) -> None:
-        """After `loss.backward()`: an optimizer step outside of any round."""
-        if self.algorithm.reads_gradient:
-            self.flat.gradient()
-        self.optimizer.step()
-        self.t += 1
-
-    def mean(self) -> Tensor:
-        """The average of all agents' x, for evaluation or export. Collective, blocking."""
-        return self.transport.all_reduce(self.x, self.r).mean(torch.empty_like(self.x))
+    def stop(self) -> None:
+        """End the training at this round boundary: call it in `on_round`, on all ranks alike."""
+        super().stop()
 
     def finish(self) -> None:
+        """Complete every message and free what they used; a `with` block calls it. Collective."""
+        notices, self._notices = self._notices, None
+        if notices is not None and not self.transport.shrunk:
+            notices.tell_end(self._stop)
         super().finish()
-        for hook in self._hooks:
-            hook.remove()
+        if notices is not None and not self.transport.shrunk:
+            notices.close(self.transport.timeout_s)
 
-    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
-        if kind is not None and issubclass(kind, SystemExit) and self.n > 1:
-            self._leave(error[0])
-        super().__exit__(kind, *error)
+    def rebuild(self, optimizer: Optimizer | None = None) -> None:
+        """After layers were unfrozen or added, and are in the optimizer. Between two rounds.
 
-    def _leave(self, error: SystemExit) -> None:
-        """sys.exit is no exception that Python reports: without this the others would wait."""
-        from ..transport.mpi import end_job, world
+        Every rank keeps its weights, counters and the algorithm's state; a new layer starts as
+        rank 0's. Collective.
+        """
+        self._check_boundary("rebuild()")
+        self.optimizer = optimizer or self.optimizer
+        self.lay_out_anew()
+        self._watch_optimizer()
 
-        if error.code not in (None, 0):
-            said = "" if isinstance(error.code, int) else f": {error.code}"
-            code = error.code if isinstance(error.code, int) else 1
-            end_job(world(), f"rank {self.rank} exits, the job ends{said}\n", code)
+    def as_optimizer(self) -> AgentOptimizer:
+        """A torch optimizer whose `step()` is the agent's, for frameworks, GradScaler, schedulers.
+
+        Its `state_dict()` is the agent's whole state.
+        """
+        if self._as_optimizer is None:
+            self._as_optimizer = AgentOptimizer(self)
+        return self._as_optimizer
+
+    # -- the mean of all agents, and what is measured ------------------------------------------
+
+    def mean(self) -> Tensor:
+        """The average of all x, laid out like x: `agent.x.copy_(agent.mean())`. Collective."""
+        return mean_model.like_x(self.average(), self.flat)
+
+    def mean_state_dict(self) -> dict[str, Tensor]:
+        """The mean model as a state_dict of plain tensors, to save or to export. Collective."""
+        return mean_model.mean_state_dict(self)
+
+    def mean_weights(self) -> AbstractContextManager[None]:
+        """`with agent.mean_weights():` the model is the mean model, to evaluate it. Collective."""
+        return self._hold(mean_model.mean_weights(self))
+
+    def metrics(self) -> dict[str, float]:
+        """Of this rank, since the last call; nothing is measured before the first call.
+
+        step, round; transfer_s and exposed_s: the mean time of a message and of the wait for it;
+        hidden: the share of the transfer nobody waited for; consensus: the weighted squared
+        distance to the neighbours.
+        """
+        self.transport.measure_distance = True
+        recent = [f for f in self.transport.records if f.completed > self._measured_s]
+        found: dict[str, float] = {"step": self.t, "round": self.r}
+        if recent:
+            self._measured_s = max(f.completed for f in recent)
+            transfer = sum(f.transfer for f in recent)
+            exposed = sum(f.exposed for f in recent)
+            found["transfer_s"] = transfer / len(recent)
+            found["exposed_s"] = exposed / len(recent)
+            found["hidden"] = max(0.0, 1.0 - exposed / transfer) if transfer else 1.0
+        if self.transport.distance is not None:
+            found["consensus"] = float(self.transport.distance)
+        return found
+
+    # -- save and resume -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        """All of this rank's: x, frozen weights, counters, algorithm, optimizer. No copies.
+
+        Between two rounds: when `agent.at_boundary` is True, after `scheduler.step()`.
+        """
+        self.flat.adopt()
+        outside = {name: tensor.detach() for name, tensor in self.flat.outside()}
+        return {**super().state_dict(), "outside": outside, "made": agent_state.made(self)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Go on from a state of the same algorithm, model and number of ranks. Collective."""
+        self._startup.check(lambda: agent_state.check(self, state))
+        own = dict(self.flat.outside())
+        with torch.no_grad():
+            for name, tensor in state.get("outside", {}).items():
+                own[name].copy_(tensor)
         super().load_state_dict(state)
 
-    def _check_optimizer(self) -> None:
-        known = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
-        for slot in self.flat.parameters:
-            if id(slot.tensor) not in known:
-                raise UserError(
-                    f"{slot.name} requires a gradient but is not in the optimizer: add it, "
-                    "or freeze it with requires_grad_(False)"
-                )
-        check_form(self.algorithm, self.optimizer, self.flat)
-        check_wire(self.algorithm, self.transport.wire, self.flat.dtype)
+    def save(self, folder: str | os.PathLike[str], **also: Any) -> None:
+        """`agent.save("checkpoint", scheduler=scheduler, epoch=3)`: one file a rank. Collective.
 
-    def _check_same_model(self, sync: bool) -> None:
-        transport = self.transport
-        graph = f"{transport.topology.name}:{transport.topology.digest()}"
-        asked = (
-            self.algorithm, transport.wire, transport.late, f"sync={sync}",
-            f"all_reduce={transport.all_reduce_by}", f"pieces={transport.largest_message_bytes}",
-            graph,
-        )  # fmt: skip
-        how = ",".join(map(str, asked)).replace(" ", "")
-        signatures = self.transport.gather_text(f"{how} {self.flat.signature()}")
-        for j, signature in enumerate(signatures):
-            if signature != signatures[0]:
-                ours, theirs = signatures[0].split(" "), signature.split(" ")
-                k = next(
-                    (k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
-                    min(len(ours), len(theirs)),
-                )
-                a, b = ([*s, "nothing more"][min(k, len(s))] for s in (ours, theirs))
-                raise UserError(
-                    f"rank {j} has another model, algorithm or graph than rank 0: {b} instead of "
-                    f"{a} ({len(theirs) - 1} tensors against {len(ours) - 1})"
-                )
+        Call it at the end of the loop's body when `agent.at_boundary` is True. It holds the state,
+        the random generators, and the state_dict (or the plain value) of everything else given.
+        """
+        if self._inside_step:
+            raise UserError(
+                "agent.save() in on_round comes before scheduler.step(): call it at the end of the "
+                "loop's body, when agent.at_boundary is True"
+            )
+        agent_state.save(self, Path(folder), also)
 
-    def _take_rank_zeros_model(self) -> None:
-        self.transport.broadcast(self.x)
-        inside = {id(slot.tensor) for slot in self.flat.slots}
-        for tensor in (*self.model.parameters(), *self.model.buffers()):
-            if id(tensor) not in inside:  # frozen, integer or local: equal at the start, too
-                self.transport.broadcast(tensor)
+    def load(self, folder: str | os.PathLike[str], **also: Any) -> dict[str, Any]:
+        """`agent.load("checkpoint", scheduler=scheduler)`: returns the plain values. Collective."""
+        return agent_state.load(self, Path(folder), also)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def exchange(self, x: Tensor) -> Flight:
+        self._begin()
+        return super().exchange(x)
+
+    def all_reduce(self, x: Tensor) -> Reduction:
+        self._begin()
+        return super().all_reduce(x)
+
+    def vote(self, values: NDArray[np.float64]) -> Pending:
+        self._begin()
+        return self.transport.reduce(values)
+
+    def average(self) -> Tensor:
+        self.flat.adopt()
+        with self._meeting():
+            mean = self.transport.snapshot_mean(self.x, self.r)  # no part of what is measured
+            return mean.mean(torch.empty_like(self.x))
+
+    def sum_up(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        with self._meeting():
+            return self.transport.reduce(values).result()
+
+    def gather(self, text: str) -> list[str]:
+        return self.transport.gather_text(text)
+
+    def check_together(self, step: Callable[[], T]) -> T:
+        return self._startup.check(step)
+
+    def descend(self, g: Tensor) -> None:
+        with self._stepping():
+            super().descend(g)
+
+    def local_step(self) -> None:
+        with self._stepping():
+            super().local_step()
+
+    def _begin(self) -> None:
+        if self._notices is not None:
+            self._notices.calls += 1
+
+    def _meeting(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._notices is None else self._notices.mean()
+
+    @contextmanager
+    def _stepping(self) -> Iterator[None]:
+        self.may_step = True
+        try:
+            yield
+        finally:
+            self.may_step = False
+
+    @contextmanager
+    def _hold(self, block: AbstractContextManager[None]) -> Iterator[None]:
+        ours = self.version() == self._version_left
+        self._at_mean = True
+        try:
+            with block:
+                yield
+        finally:
+            self._at_mean = False
+            if ours:  # x is what it was, and nobody else has changed it
+                self._version_left = self.version()
+
+    def _watch_optimizer(self) -> None:
+        watch(self.optimizer, self)
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            self._hooks.append(self.optimizer.register_step_pre_hook(refuse_alone))
+
+    def _start_from(self, sync: bool | None) -> None:
+        if sync is None and self.n > 1:
+            sums = self.transport.gather_text(self.flat.checksum())
+            if len(set(sums)) > 1 and self.rank == 0:
+                warnings.warn(
+                    "the ranks have different weights: all start from rank 0's. To keep each "
+                    "rank's own give sync=False; to go on from a checkpoint use agent.load() or "
+                    "agent.load_state_dict(); sync=True says that rank 0's are meant",
+                    stacklevel=4,
+                )
+        super()._start_from(sync)

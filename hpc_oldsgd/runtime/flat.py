@@ -5,9 +5,9 @@ Optimizers, autograd and BatchNorm go on using their own tensors; mixing and MPI
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,10 @@ class Slot:
     name: str
     tensor: Tensor
     offset: int
+    held: dict[str, Any]
+    """Where its module holds it: `_parameters` or `_buffers`."""
+    key: str
+    """Its name there."""
 
     def view(self, x: Tensor) -> Tensor:
         # as_strided keeps channels_last and other dense layouts.
@@ -42,22 +46,29 @@ class Flat:
         buffers: Buffers = "mix",
         x: Tensor | None = None,
         g: Tensor | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """x and g, if given, are where the values and the flat gradient live."""
+        """x and g, if given, are where the values and the flat gradient live.
+
+        With a dtype, only tensors of that type are taken; without, all must have one type.
+        """
         self.module = module
         check_trainable(module)
-        tensors = list(_mixed(module, buffers))
+        self.power_vectors = power_vectors(module)
+        tensors = [(k, t) for k, t in _mixed(module, buffers) if id(t) not in self.power_vectors]
+        tensors = [(k, t) for k, t in tensors if dtype in (None, t.dtype)]
         first = tensors[0][1]
         self.dtype, self.device = first.dtype, first.device
         align = max(1, ALIGN_BYTES // first.element_size())
         self.slots: list[Slot] = []
         self.d = 0
         seen: dict[int, str] = {}
+        homes = _homes(module)
         for name, tensor in tensors:
             self._check(name, tensor, tensors[0][0], seen)
-            self.slots.append(Slot(name, tensor, self.d))
+            self.slots.append(Slot(name, tensor, self.d, *homes[id(tensor)]))
             self.d += -(-tensor.numel() // align) * align
-        for name, tensor in self._outside():
+        for name, tensor in self.outside():
             _check_unshared(name, tensor, seen)
         self.x = torch.zeros(self.d, dtype=self.dtype, device=self.device) if x is None else x
         assert self.x.shape == (self.d,)
@@ -66,6 +77,8 @@ class Flat:
             view.copy_(slot.tensor.detach())
             slot.tensor.data = view
         self._gradient = g
+        self._parameters = self.parameters
+        self._buffers = self.slots[len(self._parameters) :]
 
     @property
     def parameters(self) -> list[Slot]:
@@ -74,8 +87,13 @@ class Flat:
     def signature(self) -> str:
         """Names, shapes, type and layout: equal exactly on ranks whose models fit together."""
         parts = [_described(s.name, s.tensor, mixed=True) for s in self.slots]
-        parts += [_described(name, tensor, mixed=False) for name, tensor in self._outside()]
+        parts += [_described(name, tensor, mixed=False) for name, tensor in self.outside()]
         return " ".join(parts)
+
+    def checksum(self) -> str:
+        """Of all values, in x and outside: equal where the models are. One pass."""
+        tensors = [self.x, *(tensor for _, tensor in self.outside())]
+        return " ".join(str(int(_as_integers(t).sum(dtype=torch.int64))) for t in tensors)
 
     def version(self) -> int:
         """Grows with every change in place, be it of x or through the module's own tensors."""
@@ -104,24 +122,59 @@ class Flat:
             slot.tensor.grad = view
         return g
 
-    def check_views(self) -> None:
-        """The module still lives in x: `model.to(...)` or a new `p.data` would leave it behind."""
-        inside = {id(slot.tensor) for slot in self.slots}
-        for name, parameter in self.module.named_parameters():
-            if parameter.requires_grad and id(parameter) not in inside:
+    @torch.no_grad()
+    def adopt(self) -> bool:
+        """Take back the buffers that a forward pass has replaced by new tensors; True if any.
+
+        `self.center = 0.9 * self.center + ...` leaves the old tensor in x, and a new one outside.
+        """
+        changed = False
+        for slot in self._buffers:
+            new = slot.held.get(slot.key)
+            if new is slot.tensor:
+                continue
+            if new is None or not _alike(new, slot.tensor):
                 raise UserError(
-                    f"{name} is trained but not mixed: unfreeze it, or add it to the model, before "
-                    "the Agent is made"
+                    f"{slot.name} was replaced by a tensor of another shape, type or device: keep "
+                    'them as they were when the Agent was made, or use buffers="local"'
                 )
+            slot.tensor.copy_(new)
+            slot.held[slot.key] = slot.tensor
+            changed = True
+        return changed
+
+    def check_parameters(self) -> None:
+        """Every parameter of x is still the module's, in its place. Some 0.2 us a parameter."""
+        for slot in self._parameters:
+            if slot.held.get(slot.key) is not slot.tensor:
+                raise UserError(
+                    f"{slot.name} was replaced by another tensor after the Agent was made: change "
+                    "weights in place, for instance by load_state_dict without assign=True"
+                )
+        self._check_in_place(self._parameters)
+
+    def _check_in_place(self, slots: list[Slot]) -> None:
         base, size = self.x.data_ptr(), self.x.element_size()
-        for slot in self.slots:
-            if slot.tensor.numel() and slot.tensor.data_ptr() != base + slot.offset * size:
+        for slot in slots:
+            if slot.tensor.data_ptr() != base + slot.offset * size and slot.tensor.numel():
                 raise UserError(
                     f"{slot.name} was moved out of the agent's buffer: move or cast the model "
                     "before the Agent is made, and change weights in place"
                 )
 
-    def _outside(self) -> Iterator[tuple[str, Tensor]]:
+    def check_views(self, also: Sequence[Slot] = ()) -> None:
+        """The module still lives in x, and trains nothing outside of it and `also`."""
+        self.check_parameters()
+        self._check_in_place(self._buffers)
+        inside = {id(slot.tensor) for slot in (*self.slots, *also)}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in inside:
+                raise UserError(
+                    f"{name} is trained but not mixed: it was unfrozen or added after the Agent "
+                    "was made. Add it to the optimizer and call agent.rebuild()"
+                )
+
+    def outside(self) -> Iterator[tuple[str, Tensor]]:
         """What is frozen, integer or local."""
         inside = {id(s.tensor) for s in self.slots}
         for name, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
@@ -133,7 +186,8 @@ class Flat:
         if tensor.dtype != self.dtype or tensor.device != self.device:
             raise UserError(
                 f"{name} is {tensor.dtype} on {tensor.device}, {first} is {self.dtype} on "
-                f"{self.device}: all must have one dtype and device{hint}"
+                f"{self.device}: all must have one dtype and device, for instance by "
+                f"model.to({self.dtype}) and autocast{hint}"
             )
         if tensor.numel() and not _dense(tensor):
             raise UserError(f"{name} is an expanded or overlapping view: make it contiguous first")
@@ -159,6 +213,13 @@ def check_trainable(module: nn.Module) -> None:
         )
 
 
+def mixed_types(module: nn.Module, buffers: Buffers) -> list[torch.dtype]:
+    """The types of what is mixed, that of the first tensor first."""
+    check_trainable(module)
+    apart = power_vectors(module)
+    return list(dict.fromkeys(t.dtype for _, t in _mixed(module, buffers) if id(t) not in apart))
+
+
 def _mixed(module: nn.Module, buffers: Buffers) -> Iterator[tuple[str, Tensor]]:
     """Trainable parameters, shared ones once, then float buffers; frozen ones never change."""
     for name, parameter in module.named_parameters():
@@ -178,6 +239,43 @@ def _described(name: str, tensor: Tensor, mixed: bool) -> str:
         return f"{text}:not_mixed"
     # In x a tensor lies as its strides say: channels_last on one rank only would be scrambled.
     return text if tensor.is_contiguous() else f"{text}:strides_{tensor.stride()}".replace(" ", "")
+
+
+def power_vectors(module: nn.Module) -> set[int]:
+    """Ids of spectral norm's u and v. They belong to one rank's weights: an average of unit vectors
+    is none, and two ranks' may point in opposite directions."""
+    from torch.nn.utils import parametrizations
+    from torch.nn.utils.spectral_norm import SpectralNorm
+
+    new_style = getattr(parametrizations, "_SpectralNorm", ())
+    found: set[int] = set()
+    for part in module.modules():
+        names = [h.name for h in part._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+        keys = [f"{name}{end}" for name in names for end in ("_u", "_v")]
+        if new_style and isinstance(part, new_style):
+            keys += ["_u", "_v"]
+        found |= {id(part._buffers[key]) for key in keys if key in part._buffers}
+    return found
+
+
+def _homes(module: nn.Module) -> dict[int, tuple[dict[str, Any], str]]:
+    """By a tensor's id: the dictionary in which its module holds it, and its name there."""
+    homes: dict[int, tuple[dict[str, Any], str]] = {}
+    for part in module.modules():
+        for held in (part._parameters, part._buffers):
+            for key, tensor in held.items():
+                homes.setdefault(id(tensor), (held, key))
+    return homes
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    types = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return plain.detach().reshape(-1).view(types[plain.element_size()])
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return (a.shape, a.dtype, a.device) == (b.shape, b.dtype, b.device)
 
 
 def _dense(tensor: Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from typing_extensions import Self
 
 from ..errors import UserError
-from ..transport.base import FadingTail, Flight, Reduction, Transport
+from ..transport.base import FadingTail, Flight, Reduction, Transport, cut
 from ..transport.late import NO_EDGES
 from ..transport.trace import Trace
 from .unread_gradient import UNREAD
@@ -48,6 +48,7 @@ class Runner(ABC):
         self.x = x
         """Its version counter tells whether a snapshot is current (see `Flight.mix_into`). Changes
         that torch does not count, through p or p.data, are counted here."""
+        algorithm.check(transport.topology)
         self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
         self.transport = transport
         transport.tail = tail
@@ -80,7 +81,12 @@ class Runner(ABC):
         """One local optimizer step along g: x <- x - alpha g for plain SGD."""
 
     def exchange(self, x: Tensor) -> Flight:
-        return self.transport.exchange(x, self.r)
+        """Send x, or a fragment of it, to the neighbours; theirs come back."""
+        return self.transport.exchange(x, self.r, x.shape[-1] / self.x.shape[-1])
+
+    def cut(self, x: Tensor, fragments: int) -> list[Tensor]:
+        """A tensor of x's shape as that many views, each in whole cache lines."""
+        return cut(x, fragments)
 
     def all_reduce(self, x: Tensor) -> Reduction:
         if self.transport.late is not None:
@@ -180,11 +186,7 @@ class Runner(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """All that outlives a round boundary; no message in flight belongs to it."""
-        if self.t != self._t_boundary:
-            raise UserError(
-                f"a checkpoint fits only between two rounds, and this one has taken "
-                f"{self.t - self._t_boundary} of its local steps: save in `on_round`"
-            )
+        self._check_boundary("a checkpoint")
         # At the start a schedule has prepared its state, and is to prepare it again.
         algorithm = self.algorithm.state_dict() if self.t > self._begun_at else {}
         return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
@@ -209,7 +211,19 @@ class Runner(ABC):
             self.algorithm.load_state_dict({}, like=self.x)
         self.start()
 
+    @property
+    def at_boundary(self) -> bool:
+        """True between two rounds: here a checkpoint fits."""
+        return self.t == self._t_boundary
+
     # -- inside --------------------------------------------------------------------------------
+
+    def _check_boundary(self, what: str) -> None:
+        if not self.at_boundary:
+            raise UserError(
+                f"{what} fits only between two rounds (steps since the last one: "
+                f"{self.t - self._t_boundary}): wait until agent.at_boundary is True"
+            )
 
     def _drop(self) -> None:
         if self._schedule is not None:

@@ -22,6 +22,8 @@ from .flat import Flat
 class Running:
     """Those of one agent, or of all n in one process."""
 
+    x: Tensor
+    """The first agent's."""
     start: int
     """Where they begin in x."""
     norms: list[list[Any]]
@@ -66,7 +68,7 @@ def running_statistics(flats: Sequence[Flat]) -> Running | None:
     keep = [1.0 - (norm.momentum or 0.0) for norm in norms[0]]
     average = [norm.momentum is None and not _is_instance_norm(norm) for norm in norms[0]]
     return Running(
-        start, norms, torch.tensor([*keep, 1.0], device=flat.device),
+        flat.x, start, norms, torch.tensor([*keep, 1.0], device=flat.device),
         torch.tensor([*average, False], device=flat.device), which,
     )  # fmt: skip
 

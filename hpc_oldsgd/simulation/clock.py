@@ -57,21 +57,24 @@ class Clock:
     def compute(self) -> None:
         self.t = self.t + self._gradient * draw(self._random, self.jitter, self.n)
 
-    def post(self, topology: Topology, round: int) -> tuple[Times, Times]:
-        """Every agent starts a message to its neighbours; when posted, when ready at each agent."""
-        posted, through = self.send(topology, round)
+    def post(self, topology: Topology, round: int, share: float = 1.0) -> tuple[Times, Times]:
+        """Every agent starts a message to its neighbours; when posted, when ready at each agent.
+
+        It costs the share of a model that it carries.
+        """
+        posted, through = self.send(topology, round, share)
         # An agent's own message must be out too: its buffer is reused after the flight.
         ready = np.maximum(self.card_free, posted)
         np.maximum.at(ready, topology.csr(round)[1], through)
         return posted, ready
 
-    def send(self, topology: Topology, round: int) -> tuple[Times, Times]:
+    def send(self, topology: Topology, round: int, share: float = 1.0) -> tuple[Times, Times]:
         """The same, but when each message of the graph's CSR order is through."""
         indptr, indices, _ = topology.csr(round)
         degree = np.diff(indptr)
         sender = np.repeat(np.arange(self.n), degree)  # edge k goes from sender[k] to indices[k]
         start = np.maximum(self.t, self.card_free)
-        cost = self._cost(sender, indices)
+        cost = self._cost(sender, indices) * share
         ends = np.append(cost, 0.0)  # so that reduceat accepts a last row without edges
         if self.degree_aware:
             total = np.cumsum(cost)

@@ -38,8 +38,11 @@ class StackedTransport(Transport):
     ) -> None:
         super().__init__(topology)
         self.late = late
-        self.left_out: dict[tuple[int, int], Ints] = {}
-        """(lane, phase) -> how many rounds in a row each edge was left out, in CSR order."""
+        self.left_out: dict[tuple[int, int, int], Ints] = {}
+        """(lane, phase, fragment) -> how many rounds in a row each edge was left out, in CSR order.
+
+        A fragment is named by where it begins in x.
+        """
         self.clock = clock or Clock(topology.n)
         self.wire = wire
         self._graphs: dict[int, tuple[torch.Tensor, ...]] = {}
@@ -47,14 +50,17 @@ class StackedTransport(Transport):
         self._spare: list[torch.Tensor] = []  # snapshots of finished flights, to be reused
         self._open: set[StackedFlight | StackedReduction] = set()
 
-    def exchange(self, x: torch.Tensor, round: int) -> StackedFlight:
+    def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> StackedFlight:
         Y = self._snapshot(x, self.wire or x.dtype)
         if self.late is None:
-            flight = StackedFlight(self, x, Y, round, *self.clock.post(self.topology, round))
+            times = self.clock.post(self.topology, round, share)
+            flight = StackedFlight(self, x, Y, round, *times)
         else:
             taken = {f.lane for f in self._open if isinstance(f, LateFlight)}
             lane = next(k for k in itertools.count() if k not in taken)
-            flight = LateFlight(self, x, Y, round, *self.clock.send(self.topology, round), lane)
+            times = self.clock.send(self.topology, round, share)
+            flight = LateFlight(self, x, Y, round, *times, lane)
+        flight.share = share
         self._open.add(flight)
         return flight
 
@@ -107,13 +113,13 @@ class StackedTransport(Transport):
         return self._edges[phase]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"left_out": {f"{a}:{b}": k.tolist() for (a, b), k in self.left_out.items()}}
+        return {"left_out": {":".join(map(str, k)): v.tolist() for k, v in self.left_out.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.left_out.clear()
         for key, counts in state.get("left_out", {}).items():
-            lane, phase = map(int, key.split(":"))
-            self.left_out[lane, phase] = np.asarray(counts, dtype=np.int64)
+            lane, phase, *fragment = map(int, key.split(":"))  # older states name none
+            self.left_out[lane, phase, sum(fragment)] = np.asarray(counts, dtype=np.int64)
 
     def _snapshot(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         for k, Y in enumerate(self._spare):
@@ -140,6 +146,7 @@ class _InFlight:
 
     kind = "exchange"
     left_out = 0.0
+    share = 1.0
 
     def __init__(
         self, transport: StackedTransport, Y: torch.Tensor, round: int, posted: Times, ready: Times
@@ -164,6 +171,7 @@ class _InFlight:
                 float(self._ready.mean()),
                 float(exposed.mean()),
                 self.left_out,
+                self.share,
             )
         )
 
@@ -191,17 +199,29 @@ class StackedFlight(_InFlight, Flight):
         _InFlight.__init__(self, transport, Y, round, posted, ready)
         Flight.__init__(self, x, transport.tail)
 
-    def mix_into(self, x: torch.Tensor, *, snapshot: bool = False) -> None:
+    def mix_into(
+        self,
+        x: torch.Tensor,
+        *,
+        snapshot: bool = False,
+        also: tuple[torch.Tensor, float] | None = None,
+    ) -> None:
         self.wait()
         transport = self._transport
         indptr, indices, weights, _ = self._graph()
         measure = transport.measure_distance
         tail = self._mixed_tail(x, indptr, indices, weights)
+        if also is not None:
+            z, factor = also
+            kept = z[:, -tail.shape[1] :].clone() if tail is not None else None
+            ops.mix_rows_delta(z, self._Y, indptr, indices, weights * factor)
+            if kept is not None:
+                z[:, -kept.shape[1] :] = kept
         distance = ops.mix_rows_delta(x, self._Y, indptr, indices, weights, distance=measure)
         if tail is not None:
             x[:, -tail.shape[1] :] = tail
-        if measure:
-            transport.distance = distance
+        if distance is not None:
+            transport.add_distance(x, distance)
         self._end()
 
     def mix(
@@ -223,7 +243,7 @@ class StackedFlight(_InFlight, Flight):
 
     def _mixed_tail(self, x: torch.Tensor, *graph: torch.Tensor) -> torch.Tensor | None:
         """As over MPI: what the end of X becomes where it holds averages that fade."""
-        faded = self.left_of_tail(x)
+        faded = self.faded(x)
         if faded is None:
             return None
         start, left = faded
@@ -252,14 +272,14 @@ class LateFlight(StackedFlight):
         ready = posted.copy()
         np.maximum.at(ready, transport.topology.csr(round)[1], through)
         super().__init__(transport, x, Y, round, posted, ready)
-        self.lane = lane
+        self.lane, self._fragment = lane, int(x.storage_offset())
         self._through = through
         self.used: Bools = np.ones(len(through), dtype=bool)
 
     def _decide(self) -> Times:
         transport, late = self._transport, self._transport.late
         assert late is not None
-        key = self.lane, self._round % transport.topology.period
+        key = self.lane, self._round % transport.topology.period, self._fragment
         counts = transport.left_out.get(key, np.zeros(len(self._through), dtype=np.int64))
         must = counts >= late.staleness
         edges = transport.edges(self._round)

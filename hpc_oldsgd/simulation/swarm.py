@@ -55,8 +55,9 @@ class Swarm(Runner):
 
     def step(self) -> bool:
         """After every model's backward pass."""
-        if self.algorithm.reads_gradient:
-            for flat in self.flats:
+        for flat in self.flats:
+            flat.adopt()
+            if self.algorithm.reads_gradient:
                 flat.gradient()
         return self.advance(self._g)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Sequence
 
 from .. import cli
@@ -16,15 +14,7 @@ NAMES = (
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
-    asked = [name for name in argv[:1] if name in NAMES]
-    modules = {name: importlib.import_module(f".{name}", __package__) for name in asked or NAMES}
-    cli.dispatch(
-        {name: (module.main, module.Options) for name, module in modules.items()},
-        prog="hpc_oldsgd.study",
-        description="The paper's tables and figures.",
-        argv=argv,
-    )
+    cli.dispatch("hpc_oldsgd.study", NAMES, "The paper's tables and figures.", argv)
 
 
 if __name__ == "__main__":

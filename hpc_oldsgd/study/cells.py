@@ -9,22 +9,19 @@ is not done.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..algorithms import Algorithm
 from ..cli.fields import dashed, options
 from ..errors import UserError
 from ..runs import reader
 from ..runs.identity import described, same_iterates
 from ..runs.reader import Run
 from ..runs.spec import Spec
-from ..tasks import Task
 from ..training.options import RunOptions, SimulateOptions
 from .collect import first
 
@@ -34,43 +31,28 @@ SHOWN = ("task", "algorithm", "topology", "partition", "agents", "alpha", "itera
 
 
 @dataclass(frozen=True)
-class Cell:
-    config: SimulateOptions
-    algorithm: Algorithm
-    task: Task
+class Cell(Spec[SimulateOptions]):
     mpi: bool = False
 
     @property
     def n(self) -> int:
-        return self.config.agents
+        return self.options.agents
 
     @property
     def tau(self) -> int:
         return self.algorithm.tau
 
     @property
-    def spec(self) -> Spec[SimulateOptions]:
-        return Spec(self.config, self.algorithm, self.task)
-
-    @property
-    def alpha(self) -> float:
-        return self.spec.alpha
-
-    @property
-    def iterations(self) -> int:
-        return self.spec.iterations
-
-    @property
     def key(self) -> str:
         """The same for runs with the same iterates."""
-        return same_iterates(described(self.spec, self.n), self.mpi)
+        return same_iterates(described(self, self.n), self.mpi)
 
     @property
     def folder(self) -> str:
-        config = self.config
+        given = self.options
         parts = [
-            self.algorithm.name, f"tau{self.tau}", config.partition, f"n{self.n}",
-            Path(config.topology).stem, f"seed{config.seed}",
+            self.algorithm.name, f"tau{self.tau}", given.partition, f"n{self.n}",
+            Path(given.topology).stem, f"seed{given.seed}",
         ]  # fmt: skip
         parts += ["mpi"] if self.mpi else []
         digest = hashlib.sha256(self.key.encode()).hexdigest()[:6]
@@ -79,13 +61,10 @@ class Cell:
     def words(self, out: Path) -> list[str]:
         """The options of `simulate` or `train`, those at their defaults left out."""
         kind = RunOptions if self.mpi else SimulateOptions
-        own = {f.name for f in options(kind)} - {"out", "overwrite", "resume"}
-        config = _words(self.config, own)
-        rest = [
-            *_words(self.algorithm, {f.name for f in options(type(self.algorithm))}),
-            *_words(self.task, {f.name for f in options(type(self.task))}),
-        ]
-        return [*config, *rest, "--out", str(out)]
+        words = _words(self.options, kind, but=("out", "overwrite", "resume"))
+        for part in (self.algorithm, self.task):
+            words += _words(part, type(part))
+        return [*words, "--out", str(out)]
 
     def done(self, run: Run) -> bool:
         """Whether nothing is left to run for this cell."""
@@ -93,19 +72,19 @@ class Cell:
             return True
         if not run.ended or not run.rows or not self.measured(run):
             return False
-        target = self.config.target
+        target = self.options.target
         if target is not None and first(run, target, *self.task.primary) is not None:
             return True
         return run.rows[-1]["iteration"] >= self.iterations
 
     def measured(self, run: Run) -> bool:
         """Whether it was measured as often as this cell asks, and on as many samples."""
-        config = self.config
+        asked = self.options
         rounds = [0, *(row["round"] for row in run.rows)]
-        most = config.eval_every or max(1, self.iterations // self.tau // ROWS)
-        samples = run.config["options"].get("eval_samples", config.eval_samples)
+        most = asked.eval_every or max(1, self.iterations // self.tau // ROWS)
+        samples = run.config["options"].get("eval_samples", asked.eval_samples)
         gaps = (after - before for before, after in pairwise(rounds))
-        return max(gaps, default=0) <= most and samples >= config.eval_samples
+        return max(gaps, default=0) <= most and samples >= asked.eval_samples
 
 
 class Shelf:
@@ -135,13 +114,13 @@ def _worth(run: Run) -> tuple[bool, float]:
     return run.ended, run.rows[-1]["iteration"] if run.rows else -1
 
 
-def _words(values: Any, names: set[str]) -> list[str]:
+def _words(values: Any, kind: type, but: Sequence[str] = ()) -> list[str]:
+    """The options of `kind` as words, except those named by `but`."""
     words: list[str] = []
-    for field in dataclasses.fields(values):
+    for field in options(kind):
         value = getattr(values, field.name, None)
-        if field.name not in names or value is None:
-            continue
-        if value == field.default and field.name not in SHOWN:
+        default = value == field.default and field.name not in SHOWN
+        if value is None or default or field.name in but:
             continue
         if isinstance(value, bool):
             words.append(f"--{'' if value else 'no-'}{dashed(field.name)}")

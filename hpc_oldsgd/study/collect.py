@@ -27,6 +27,10 @@ JUDGED: dict[str, tuple[target.Direction, float]] = {
     "test_accuracy": ("max", 0.95), "test_perplexity": ("min", 1.1), "test_loss": ("min", 1.1),
     "train_loss": ("min", 1.1),
 }  # fmt: skip
+SCALING = (
+    "algorithm", "task", "topology", "agents", "tau", "c", "alpha", "value", "step_s", "hidden",
+    "time_to_target",
+)  # fmt: skip
 
 Record = dict[str, Any]
 Table = list[Record]
@@ -69,7 +73,7 @@ def main(options: Options) -> None:
     for name, (title, table) in tables.items():
         if table:
             (out / f"{name}.csv").write_text(as_csv(table))
-            text += [f"## {title}", "", markdown(table), ""]
+            text += [f"## {title}", "", short_markdown(table), ""]
     text += ["Speed-ups are ratios of the time to the target.", ""] if len(records) > 1 else []
     text += [f"Left out: {error}\n" for error in damaged]
     print("\n".join(text))
@@ -131,7 +135,7 @@ def overlaps(folder: Path, damaged: list[UserError]) -> Table:
 
     def read_one(path: Path) -> Table:
         try:
-            content = json.loads(path.read_text().rstrip().rsplit("\n", 1)[-1])
+            content = overlap_result(path)
             settings, results = content["settings"], content["results"]
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} does not end with the line that --json prints.") from None
@@ -152,10 +156,17 @@ def overlaps(folder: Path, damaged: list[UserError]) -> Table:
     return read_all(sorted(folder.rglob("overlap.txt")), read_one, damaged)
 
 
+def overlap_result(path: Path) -> dict[str, Any]:
+    """The last line of what `bench overlap --json` printed."""
+    content: dict[str, Any] = json.loads(path.read_text().rstrip().rsplit("\n", 1)[-1])
+    return content
+
+
 # --- tables -------------------------------------------------------------------------------------
 def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> None:
     """How long each run took to the target of its task."""
-    for key, group in grouped(list(zip(runs, records, strict=True)), _task_of).items():
+    by_task = _of("task", "partition", "judged_by")
+    for key, group in grouped(zip(runs, records, strict=True), by_task).items():
         judged = key[-1]
         direction, share = JUDGED[judged]
         sound = [run for run, line in group if line["state"] != "diverged"]
@@ -186,7 +197,7 @@ def scaling(records: Table) -> Table:
     ).values():
         # Where a number of agents ran with several step sizes, each rule by which they grow is a
         # line of its own.
-        alphas = grouped(same, lambda r: (r["agents"],)).values()
+        alphas = grouped(same, lambda r: r["agents"]).values()
         several = any(len({r["alpha"] for r in some}) > 1 for some in alphas)
         groups += by_rule(same) if several else [same]
     for group in groups:
@@ -194,9 +205,7 @@ def scaling(records: Table) -> Table:
         if len({r["agents"] for r in group}) < 2:
             continue
         for line in group:
-            shown = {k: line[k] for k in ("algorithm", "task", "topology", "agents", "tau", "c")}
-            shown["alpha"] = line["alpha"]
-            shown |= {k: line[k] for k in ("value", "step_s", "hidden", "time_to_target")}
+            shown = {k: line[k] for k in SCALING}
             shown["speedup"] = ratio(group[0]["time_to_target"], line["time_to_target"])
             shown["against"] = f"{group[0]['agents']} agents"
             table.append(shown)
@@ -208,7 +217,7 @@ def by_rule(records: Table) -> list[Table]:
     groups: list[Table] = []
     for power in (0.0, 1.0, 0.5):
         start = [f"{r['alpha'] / r['agents'] ** power:.6g}" for r in records]
-        for same in grouped(zip(start, records, strict=True), lambda pair: (pair[0],)).values():
+        for same in grouped(zip(start, records, strict=True), lambda pair: pair[0]).values():
             groups.append([r for _, r in same])
     return [group for group in groups if len({r["agents"] for r in group}) > 1]
 
@@ -217,8 +226,9 @@ def best(records: Table) -> Table:
     """Of each algorithm the tau that was first at the target, and how much faster OLDSGD was."""
     table: Table = []
     keys = ("task", "partition", "topology", "agents", "c", "clock")
-    for group in grouped(records, lambda r: tuple(r[k] for k in keys)).values():
-        fastest = {name: min(of, key=_by_target) for name, of in _by_algorithm(group).items()}
+    for group in grouped(records, _of(*keys)).values():
+        by_name = grouped(group, lambda r: r["algorithm"])
+        fastest = {name: min(same, key=_by_target) for name, same in by_name.items()}
         if len(fastest) < 2:
             continue
         ours = fastest.get("oldsgd", {}).get("time_to_target")
@@ -233,19 +243,25 @@ def ratio(a: float | None, b: float | None) -> float | None:
     return a / b if a is not None and b else None
 
 
-def grouped(items: Iterable[Any], key: Callable[[Any], tuple[Any, ...]]) -> dict[Any, list[Any]]:
+def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
     groups: dict[Any, list[Any]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups
 
 
-def _task_of(pair: tuple[Run, Record]) -> tuple[Any, ...]:
-    return (pair[1]["task"], pair[1]["partition"], pair[1]["judged_by"])
+def pivot(cells: Iterable[tuple[Record, str, Any]]) -> Table:
+    """(head, column, value) -> a line for each head, with the values of its columns after it."""
+    lines: dict[tuple[Any, ...], Record] = {}
+    for head, column, value in cells:
+        lines.setdefault(tuple(head.values()), head)[column] = value
+    columns = dict.fromkeys(k for line in lines.values() for k in line)
+    return [{k: line.get(k) for k in columns} for line in lines.values()]
 
 
-def _by_algorithm(records: Table) -> dict[str, Table]:
-    return {key[0]: of for key, of in grouped(records, lambda r: (r["algorithm"],)).items()}
+def _of(*keys: str) -> Callable[[Any], tuple[Any, ...]]:
+    """These columns of a record, or of a pair of a run and its record."""
+    return lambda one: tuple((one[1] if isinstance(one, tuple) else one)[k] for k in keys)
 
 
 def _by_target(line: Record) -> tuple[bool, float, float]:
@@ -262,11 +278,10 @@ def _by_target(line: Record) -> tuple[bool, float, float]:
 def draw(runs: Sequence[Run], records: Table, out: Path) -> list[Path]:
     """Against iterations and time; one figure for each task and, when simulated, each c."""
     drawn: list[Path] = []
-    pairs = list(zip(runs, records, strict=True))
-    groups = grouped(pairs, lambda p: tuple(p[1][k] for k in ("task", "partition", "clock", "c")))
-    for key, group in groups.items():
+    pairs = zip(runs, records, strict=True)
+    for key, group in grouped(pairs, _of("task", "partition", "clock", "c")).items():
         if len(group) > LINES:
-            of = grouped(group, lambda p: tuple(p[1][k] for k in ("algorithm", "agents")))
+            of = grouped(group, _of("algorithm", "agents"))
             group = [min(same, key=lambda p: _by_target(p[1])) for same in of.values()]
         chosen = [run for run, _ in group]
         labels.tell_apart(chosen)
@@ -280,14 +295,19 @@ def draw(runs: Sequence[Run], records: Table, out: Path) -> list[Path]:
     return [path for path in drawn if path.suffix == ".png"]
 
 
-def markdown(table: Table) -> str:
+def short_markdown(table: Table) -> str:
     """What all lines of several share stands above them, once; what none has is left out."""
     known = [k for k in table[0] if any(r[k] is not None for r in table)]
     same = [k for k in known if len(table) > 1 and len({str(r[k]) for r in table}) == 1]
-    keep = [k for k in known if k not in same]
     above = ", ".join(f"{k} {cell(k, table[0][k])}" for k in same)
-    lines = [keep, ["---"] * len(keep), *([cell(k, r[k]) for k in keep] for r in table)]
-    return (f"All: {above}.\n\n" if same else "") + "\n".join(f"| {' | '.join(x)} |" for x in lines)
+    rest = markdown([{k: r[k] for k in known if k not in same} for r in table])
+    return f"All: {above}.\n\n{rest}" if same else rest
+
+
+def markdown(table: Table) -> str:
+    head = list(table[0])
+    lines = [head, ["---"] * len(head), *([cell(k, r[k]) for k in head] for r in table)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def cell(key: str, value: Any) -> str:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from .. import algorithms, cli, tasks
 from ..algorithms import Algorithm
-from ..cli.fields import dashed, flags
+from ..cli.fields import flags
 from ..errors import Diverged, UserError
 from ..files import write_atomically
 from ..plot import curves, style
@@ -88,15 +88,7 @@ def read_options(argv: list[str]) -> tuple[SimulateOptions, dict[str, Algorithm]
 
 def words_for(argv: list[str], algorithm: str, leave: set[str]) -> list[str]:
     """The command line of one algorithm, without the options that are not its own."""
-    words: list[str] = []
-    dropped = False
-    for word in argv:
-        if word.startswith("--"):
-            option = dashed(word.partition("=")[0])
-            dropped = option in leave or option == "--algorithm"
-        if not dropped:
-            words.append(word)
-    return [*words, "--algorithm", algorithm]
+    return [*cli.without(argv, {*leave, "--algorithm"}), "--algorithm", algorithm]
 
 
 def write(path: Path, results: dict[str, Rows], notes: dict[str, str], primary: str) -> None:

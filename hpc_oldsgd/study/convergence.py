@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import algorithms
 from ..errors import UserError
 from ..plot import curves, labels, style
-from . import engine, replay
+from ..runs.reader import Run
+from . import replay
 from .cells import Cell
 from .collect import Record
 from .figures import FORMATS
 from .grid import QUICK_ALGORITHMS, Grid, StudyOptions
-from .measure import Runs, beside, setting, state
-from .report import Report, Section
+from .measure import Study, setting
+from .report import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,26 +43,21 @@ class Options(StudyOptions):
 def main(options: Options) -> None:
     grid = Grid(options)
     names = options.algorithm or (QUICK_ALGORITHMS if options.quick else algorithms.names())
+    cells = {p: chosen(grid, options, names, p) for p in options.partition or grid.partitions}
+    study = Study("convergence", grid, cells)
     sections = []
-    cells = {p: list(chosen(grid, options, names, p)) for p in options.partition or grid.partitions}
-    every = [cell for some in cells.values() for cell in some]
-    runs = engine.runs(every, options, grid.out)
-    out = grid.out / "convergence"
     for partition, some in cells.items():
-        there = [cell for cell in some if cell.key in runs and runs[cell.key].rows]
-        text = [f"{setting(some[0])}; tau = {options.tau}.", *state(some, runs)]
-        table = [line(cell, runs, options) for cell in there]
+        begun = [(cell, study.run(cell)) for cell in study.there(some) if study.run(cell).rows]
+        text = [f"{setting(some[0])}; tau = {options.tau}.", *study.state(some)]
+        table = [line(cell, run, options) for cell, run in begun]
         name = partition.replace(":", "")
-        drawn = draw(there, runs, options, out / name)
+        drawn = draw(begun, options, study.out / name)
         sections.append(Section(partition, text, table, f"final-{name}", drawn))
     said = [
         "The paper shows these curves and no numbers of them. It finds that overlapping LED and "
         "LUGT as OLDSGD overlaps LDSGD (here oled and olgt) converges badly for tau > 1."
     ]
-    sections.append(beside(every, (), 1, runs, said))
-    Report(f"Convergence: {grid.task.name}", sections, every, options.launcher).publish(
-        out, options.write
-    )
+    study.publish("Convergence", [*sections, study.beside(said)])
 
 
 def chosen(grid: Grid, options: Options, names: Sequence[str], partition: str) -> list[Cell]:
@@ -76,10 +71,9 @@ def chosen(grid: Grid, options: Options, names: Sequence[str], partition: str) -
     return [cell for cell in made if cell is not None]
 
 
-def line(cell: Cell, runs: Runs, options: Options) -> Record:
-    run = runs[cell.key]
+def line(cell: Cell, run: Run, options: Options) -> Record:
     last, primary = run.rows[-1], cell.task.primary[0]
-    clocks = {} if cell.mpi else {f"time, c = {c:g}": ends(cell, runs, c) for c in options.c}
+    times = {c: replay.at(cell, run, c).rows[-1]["time"] for c in options.clocks}
     return {
         "algorithm": cell.algorithm.name,
         "tau": cell.tau,
@@ -87,35 +81,27 @@ def line(cell: Cell, runs: Runs, options: Options) -> Record:
         "training loss": last["train_loss"],
         primary.replace("_", " "): last.get(primary),
         "consensus": last["consensus"],
-        **(clocks or {"seconds": last["time"]}),
+        **{"seconds" if cell.mpi else f"time, c = {c:g}": time for c, time in times.items()},
     }
 
 
-def ends(cell: Cell, runs: Runs, c: float) -> float:
-    time: float = replay.at(cell, runs[cell.key], c).rows[-1]["time"]
-    return time
-
-
-def draw(cells: Sequence[Cell], runs: Runs, options: Options, stem: Path) -> list[Path]:
-    if not cells or not style.available():
+def draw(begun: Sequence[tuple[Cell, Run]], options: Options, stem: Path) -> list[Path]:
+    if not begun or not style.available():
         return []
-    plain = [dataclasses.replace(runs[cell.key]) for cell in cells]
-    for cell, run in zip(cells, plain, strict=True):
-        run.label, run.line = cell.algorithm.name, algorithms.names().index(cell.algorithm.name)
-    clear(plain)
+    named = [(cell, to_draw(run, cell.algorithm.name)) for cell, run in begun]
+    plain = [run for _, run in named]
     title = labels.title(plain)
     stem.parent.mkdir(parents=True, exist_ok=True)
     drawn = curves.save(plain, "iteration", Path(f"{stem}-iteration"), FORMATS, title)
-    for c in [0.0] if cells[0].mpi else options.c:
-        timed = [replay.at(cell, run, c) for cell, run in zip(cells, plain, strict=True)]
-        end = "time" if cells[0].mpi else f"time-c{c:g}"
-        said = title if cells[0].mpi else f"{title}, c = {c:g}"
-        drawn += curves.save(timed, "time", Path(f"{stem}-{end}"), FORMATS, said)
+    for c in options.clocks:
+        timed = [replay.at(cell, run, c) for cell, run in named]
+        end, said = ("", "") if options.mpi else (f"-c{c:g}", f", c = {c:g}")
+        drawn += curves.save(timed, "time", Path(f"{stem}-time{end}"), FORMATS, title + said)
     return [path for path in drawn if path.suffix == ".png"]
 
 
-def clear(runs: Sequence[curves.Run]) -> None:
-    """Remove the run's own c: the title names the c of the figure."""
-    for run in runs:
-        options = {k: v for k, v in run.config.get("options", {}).items() if k != "c"}
-        run.config = {**run.config, "options": options}
+def to_draw(run: Run, name: str) -> Run:
+    """With its label and line, and without its own c: the title names the c of the figure."""
+    options = {k: v for k, v in run.config.get("options", {}).items() if k != "c"}
+    config = {**run.config, "options": options}
+    return replace(run, config=config, label=name, line=algorithms.names().index(name))

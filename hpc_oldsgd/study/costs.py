@@ -22,8 +22,8 @@ from ..algorithms import Algorithm
 from ..runtime.runner import Runner
 from ..simulation.stacked import StackedFlight, StackedReduction, StackedTransport
 from . import pages
+from .collect import markdown
 from .formulas import text_of
-from .report import markdown
 
 N, D, ROUNDS = 4, 64, 3
 KEY = "costs"  # of the table in a page
@@ -92,9 +92,9 @@ class CountedTransport(StackedTransport):
         self.sent = {"exchange": 0, "all_reduce": 0}
         self.open_at_once = {"exchange": 0, "all_reduce": 0}
 
-    def exchange(self, x: Tensor, round: int) -> StackedFlight:
+    def exchange(self, x: Tensor, round: int, share: float = 1.0) -> StackedFlight:
         with self.ledger.closed():
-            flight = super().exchange(x, round)
+            flight = super().exchange(x, round, share)
         return self._count(flight)
 
     def all_reduce(self, x: Tensor, round: int) -> StackedReduction:
@@ -147,7 +147,7 @@ def count(algorithm: Algorithm) -> Costs:
         while runner.r < ROUNDS:
             runner.step()
     last, before = per_round[-1], per_round[-2]
-    state = len(runner.algorithm.state_dict())
+    state = sum(y.dim() > 0 for y in runner.algorithm.state_dict().values())
     runner.finish()
     return Costs(
         state,
@@ -172,11 +172,6 @@ def table() -> str:
             }
         )  # fmt: skip
     return markdown(lines)
-
-
-def updated(text: str) -> str:
-    """A page with its table counted again."""
-    return pages.with_block(text, table(), KEY)
 
 
 def main(options: Options) -> None:

@@ -88,7 +88,7 @@ def jobs(options: StudyOptions) -> int:
 def _announce(cells: Sequence[Cell], missing: Sequence[Cell], options: StudyOptions) -> None:
     total = len({cell.key for cell in cells})
     steps = sum(cell.n * cell.iterations for cell in missing)
-    rows = sum(cell.iterations // (cell.tau * (cell.config.eval_every or 1)) for cell in missing)
+    rows = sum(cell.iterations // (cell.tau * (cell.options.eval_every or 1)) for cell in missing)
     told = f"{len(missing)} of {total} runs to go, {steps:,} gradients, {rows:,} measurements"
     if options.mpi:
         told += ", a time to wait after the first run"
@@ -105,7 +105,7 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    short = replace(cell.config, iterations=10**6, target=None, eval_every=10**6, eval_samples=1)
+    short = replace(cell.options, iterations=10**6, target=None, eval_every=10**6, eval_samples=1)
     spec = Spec(short, cell.algorithm, copy.copy(cell.task))
     session = Session(spec, Stacked(short), in_folder=False)
     session.runner.start()
@@ -116,7 +116,7 @@ def _seconds(cell: Cell, steps: int = 4) -> tuple[float, float]:
         session.loop.gradients()
         session.runner.step()
     seconds = (time.perf_counter() - start) / steps / cell.n
-    model, samples, task = session.models[0], cell.config.eval_samples, spec.task
+    model, samples, task = session.models[0], cell.options.eval_samples, spec.task
     for split in SPLITS:  # the first time reads the data
         task.evaluate(model, split, samples)
     start = time.perf_counter()
@@ -140,7 +140,8 @@ def _announce_rest(first: Path, seconds: float, rest: Sequence[Cell]) -> None:
 # --- all of them --------------------------------------------------------------------------------
 def _run_all(missing: Sequence[Cell], options: StudyOptions, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
-    with Bar(sum(cell.n * cell.iterations for cell in missing)) as bar:
+    total = sum(cell.n * cell.iterations for cell in missing)
+    with contextlib.closing(Bar(total)) as bar:
         if options.mpi:
             for k, cell in enumerate(missing):
                 start = time.perf_counter()
@@ -176,10 +177,7 @@ class Bar:
             print(f"{share:4.0%} of the gradients, {left} left", flush=True)
             self._line_at = now + LINE_S
 
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._bar.close()
 
 
@@ -260,11 +258,11 @@ class _Counter:
 def run_one(cell: Cell, path: Path, progress: Progress = lambda steps: None) -> None:
     """As `simulate --resume auto` does it. A run that ends early has done its share."""
     counter = _Counter(cell, progress)
-    if _done(cell, path):  # by another study that shares the folder, meanwhile
+    if _all_runs(path, cell.done):  # by another study that shares the folder, meanwhile
         counter.tell(cell.iterations)
         return
     _clear_unfit(cell, path)
-    options = replace(cell.config, out=path, resume="auto")
+    options = replace(cell.options, out=path, resume="auto")
     spec = Spec(options, cell.algorithm, cell.task)
     try:
         Session(spec, Stacked(options), on_step=counter.step).run()
@@ -276,28 +274,23 @@ def run_one(cell: Cell, path: Path, progress: Progress = lambda steps: None) -> 
 
 def _run_mpi(cell: Cell, path: Path, launcher: str) -> None:
     _clear_unfit(cell, path)
-    words = shlex.split(launcher.format(n=cell.n))
-    command = [
-        *words,
-        sys.executable,
-        "-m",
-        "hpc_oldsgd.train",
-        *cell.words(path),
-        "--resume",
-        "auto",
-    ]
+    words = ["-m", "hpc_oldsgd.train", *cell.words(path), "--resume", "auto"]
+    command = [*shlex.split(launcher.format(n=cell.n)), sys.executable, *words]
+    more = {"stdout": subprocess.DEVNULL, "preexec_fn": _terminate_with_parent}
+    if launch(command, path.name, allowed=Diverged.exit_code, **more) == Diverged.exit_code:
+        (path / DIVERGED).touch()
+    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+
+
+def launch(command: Sequence[str], what: str, allowed: int = 0, **more: Any) -> int:
+    """Run a command that starts MPI: 0, or the exit code that is allowed. Else a UserError."""
     if shutil.which(command[0]) is None:
         raise UserError(f"There is no {command[0]}: name what starts MPI with --launcher.")
-    ended = subprocess.run(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-        preexec_fn=_terminate_with_parent,
-    )  # fmt: skip
-    if ended.returncode == Diverged.exit_code:
-        (path / DIVERGED).touch()
-    elif ended.returncode:
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, **more)
+    if ended.returncode not in (0, allowed):
         last = ended.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        raise UserError(f"{path.name} ended with {ended.returncode}: {last[0]}")
-    shutil.rmtree(path / "checkpoints", ignore_errors=True)
+        raise UserError(f"{what} ended with {ended.returncode}: {last[0]}")
+    return ended.returncode
 
 
 def _terminate_with_parent() -> None:
@@ -308,22 +301,16 @@ def _terminate_with_parent() -> None:
 
 def _clear_unfit(cell: Cell, path: Path) -> None:
     """A run that ended has no checkpoint left: it would be taken for one to be kept."""
-    if path.is_dir() and not _fits(cell, path):
+    # Not kept: a run killed before its first file, torn by a power cut, or measured less than
+    # asked. Its rows would stay.
+    if path.is_dir() and not _all_runs(path, cell.measured):
         shutil.rmtree(path)
     (path / "summary.json").unlink(missing_ok=True)
 
 
-def _done(cell: Cell, path: Path) -> bool:
+def _all_runs(path: Path, test: Callable[[Run], bool]) -> bool:
+    """Whether the folder can be read and its runs pass the test."""
     try:
-        return all(cell.done(run) for run in reader.read_one(path))
-    except UserError:
-        return False
-
-
-def _fits(cell: Cell, path: Path) -> bool:
-    """Not what was killed before its first file, torn by a power cut, or measured less than asked,
-    whose rows would stay."""
-    try:
-        return all(cell.measured(run) for run in reader.read_one(path))
+        return all(map(test, reader.read_one(path)))
     except UserError:
         return False

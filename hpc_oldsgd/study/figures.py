@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -12,6 +13,7 @@ import numpy as np
 
 from ..plot import style
 from ..plot.curves import plain_ticks
+from .collect import Table, grouped
 
 FORMATS = ("png", "svg")
 MARKS: tuple[dict[str, Any], ...] = (
@@ -33,6 +35,17 @@ class Panel:
     """What to compare with, in grey."""
     names: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Words beside points."""
+
+
+def points(table: Table, x: str, y: str) -> Points:
+    """Two columns; a y that is missing is a gap."""
+    return [row[x] for row in table], [row[y] or math.nan for row in table]
+
+
+def series(table: Table, label: str, x: str, y: str) -> dict[str, Points]:
+    """A line for each value of the column `label`."""
+    groups = grouped(table, lambda row: row[label])
+    return {name: points(same, x, y) for name, same in groups.items()}
 
 
 def lines(
@@ -66,17 +79,19 @@ def lines(
             axis.grid(True)
         for axis in axes.ravel()[len(panels) :]:
             axis.set_axis_off()
-        handles = {label: handle for axis in axes.ravel() for handle, label in _legend(axis)}
-        fit = 100 // (8 + max(map(len, handles), default=0))  # columns on a line of the page
-        figure.legend(
-            handles=list(handles.values()), loc="outside lower center", ncols=min(6, max(1, fit))
-        )
+        _legend(figure, axes.ravel())
     return [stem.with_suffix(".png")]
 
 
-def _legend(axis: Any) -> list[tuple[Any, str]]:
-    handles, labels = axis.get_legend_handles_labels()
-    return list(zip(handles, labels, strict=True))
+def _legend(figure: Any, axes: Sequence[Any], columns: int = 0) -> None:
+    """One for all axes, each label once; without a number as many columns as the page has room."""
+    found: dict[str, Any] = {}
+    for axis in axes:
+        handles, labels = axis.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    fit = 100 // (8 + max(map(len, found), default=0))
+    columns = columns or min(6, max(1, fit))
+    figure.legend(handles=list(found.values()), loc="outside lower center", ncols=columns)
 
 
 def _names(axis: Any, panel: Panel) -> None:
@@ -135,6 +150,5 @@ def bars(
             axis.set_title(title)
             axis.grid(True, axis="y")
         axes[0].set_ylabel(y)
-        handles = {label: handle for axis in axes for handle, label in _legend(axis)}
-        figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=4)
+        _legend(figure, axes, columns=4)
     return [stem.with_suffix(".png")]

@@ -34,6 +34,7 @@ FORMULAS = {
     "cocod": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
     "overlap_local_sgd": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
     "co2": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
+    "xoldsgd": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms, cli, tasks
+from ..cli.fields import at_least, positive
 from ..errors import UserError
 from ..tasks import Task
 from ..training.options import SimulateOptions
@@ -82,24 +84,23 @@ class StudyOptions:
     """A page whose block of this study is brought up to date, as docs/results.md."""
 
     def __post_init__(self) -> None:
-        if self.jobs < 0 or not self.seeds:
-            raise UserError("--jobs must be at least 0, and --seeds at least one number.")
+        if not self.seeds:
+            raise UserError("--seeds must be one or more numbers.")
+        at_least(0, self, "jobs", "c")
+        at_least(1, self, "tau", "agents", "every", "iterations", "factor")
+        positive(self, "alpha", "target")
         if self.mpi and "{n}" not in self.launcher:
             raise UserError(f"--launcher needs {{n}} for the number of ranks: {self.launcher!r}")
-        for name in ("tau", "agents", "every", "iterations"):
-            if any(k < 1 for k in several(getattr(self, name, None))):
-                raise UserError(f"--{name} must be at least 1.")
-        for name in ("alpha", "target"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"--{name} must be positive and finite.")
         for folder in self.also:
             if not folder.is_dir():
                 raise UserError(f"--also {folder}: there is no such folder.")
-        if not all(0 <= c < float("inf") for c in several(getattr(self, "c", None))):
-            raise UserError("--c must be finite and at least 0.")
         for name in several(getattr(self, "algorithm", None)):
             algorithms.get(name)
+
+    @property
+    def clocks(self) -> tuple[float, ...]:
+        """Each c to report on; over MPI one that is not a number."""
+        return (math.nan,) if self.mpi else several(getattr(self, "c", None))
 
 
 def several(value: Any) -> tuple[Any, ...]:

@@ -8,10 +8,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import cli
 from ..errors import UserError
 
 # A reader need not repeat where runs are, or how many run at a time.
-LEFT_OUT = ("out", "write", "also", "jobs", "report-only")
+LEFT_OUT = {"--out", "--write", "--also", "--jobs", "--report-only"}
 
 
 def write(page: Path, block: str, key: str) -> None:
@@ -41,14 +42,7 @@ def picture(source: Path, target: Path) -> None:
 
 
 def command(argv: Sequence[str]) -> str:
-    kept: list[str] = []
-    dropping = False
-    for word in argv:
-        if word.startswith("--"):
-            dropping = word[2:].partition("=")[0].replace("_", "-") in LEFT_OUT
-        if not dropping:
-            kept.append(word)
-    return f"python -m hpc_oldsgd.study {shlex.join(kept)}"
+    return f"python -m hpc_oldsgd.study {shlex.join(cli.without(argv, LEFT_OUT))}"
 
 
 def machine() -> str:

@@ -77,9 +77,9 @@ def differences(
             f"tau: only {', '.join(map(str, taus))}, where the paper takes each algorithm's best "
             f"of {', '.join(map(str, TAUS))}"
         )
-    if cell.config.target is not None:
+    if cell.options.target is not None:
         what = task.primary[0].replace("_", " ")
-        said.append(f"target: {cell.config.target:g} {what}; the paper's own is not known to us")
+        said.append(f"target: {cell.options.target:g} {what}; the paper's own is not known to us")
     said.append(measured(cells))
     longest = max((run.rows[-1]["iteration"] for run in runs if run.rows), default=0)
     said.append(f"length: the longest run took {longest:,} iterations; {seeds} seed(s)")
@@ -88,10 +88,10 @@ def differences(
 
 def measured(cells: Sequence[Cell]) -> str:
     """How often and on what: no time to a target is finer."""
-    gaps = sorted({cell.config.eval_every * cell.tau for cell in cells})
-    rounds = sorted({cell.config.eval_every for cell in cells})
+    gaps = sorted({cell.options.eval_every * cell.tau for cell in cells})
+    rounds = sorted({cell.options.eval_every for cell in cells})
     often = [f"{some[0]}" + (f" to {some[-1]}" if some[1:] else "") for some in (gaps, rounds)]
-    plural, config = "" if often[1] == "1" else "s", cells[0].config
+    plural, config = "" if often[1] == "1" else "s", cells[0].options
     told = (
         f"measured: every {often[0]} iterations ({often[1]} round{plural}), on at most "
         f"{config.eval_samples:,} test samples"

@@ -25,25 +25,26 @@ def times(
     cell: Cell, rounds: int, c: float, slow: tuple[str, ...] = (), degree_aware: bool = False
 ) -> Times:
     """(rounds + 1,): simulated time of the slowest agent at each round boundary."""
-    algorithm, config = cell.algorithm, dataclasses.replace(cell.config, slow=slow)
+    algorithm, options = cell.algorithm, dataclasses.replace(cell.options, slow=slow)
     own = (algorithm.name, *sorted(algorithm.options().items()))
-    key = (own, config.topology, config.weights, cell.n, c, slow, degree_aware)
+    key = (own, options.topology, options.weights, cell.n, c, slow, degree_aware)
     if key not in _kept or len(_kept[key]) <= rounds:
         whole = max(rounds, -(-cell.iterations // cell.tau))
         _kept[key] = trajectory(
-            algorithm, make_topology(config, cell.n), np.zeros((cell.n, 1)), _zero, 1.0, whole, c,
-            batched=True, speed=np.array(config.speeds()), degree_aware=degree_aware,
+            algorithm, make_topology(options, cell.n), np.zeros((cell.n, 1)), _zero, 1.0, whole, c,
+            batched=True, speed=np.array(options.speeds()), degree_aware=degree_aware,
         ).time  # fmt: skip
     return _kept[key][: rounds + 1]
 
 
-def at(
-    cell: Cell, run: Run, c: float, slow: tuple[str, ...] = (), degree_aware: bool = False
-) -> Run:
-    """The run as this clock would have timed it; over MPI the time is what it was."""
+def at(cell: Cell, run: Run, c: float, **clock: Any) -> Run:
+    """The run as this clock would have timed it; over MPI the time is what it was.
+
+    `clock`: slow and degree_aware, as in `times`.
+    """
     if run.clock == "wall" or not run.rows:
         return run
-    time = times(cell, run.rows[-1]["round"], c, slow, degree_aware)
+    time = times(cell, run.rows[-1]["round"], c, **clock)
     rows = [{**row, "time": float(time[row["round"]])} for row in run.rows]
     return dataclasses.replace(run, rows=rows)
 

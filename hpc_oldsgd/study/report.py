@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 import re
 import shlex
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from . import pages
 from .cells import Cell
-from .collect import Table, as_csv
+from .collect import Table, as_csv, markdown
 from .collect import cell as cell_text
 
 PAGE_ROWS = 24  # of a table on a page
@@ -43,6 +44,11 @@ class Section:
     def visible(self) -> Table:
         return self.shown or self.table
 
+    def markdown(self, most_rows: float = math.inf) -> list[str]:
+        """Text and table, without the heading; a longer table is left out."""
+        shown = 0 < len(self.visible) <= most_rows
+        return [*_paragraphs(self.text), *([markdown(self.visible), ""] if shown else [])]
+
 
 @dataclass
 class Report:
@@ -69,9 +75,7 @@ class Report:
         """The report as a part of a page: no headings, and no tables that fill one."""
         lines = [_behind("    ", pages.command(sys.argv[1:])), "", f"{pages.machine()}.", ""]
         for section in self.sections:
-            lines += _paragraphs(section.text)
-            if 0 < len(section.visible) <= PAGE_ROWS:
-                lines += [markdown(section.visible), ""]
+            lines += section.markdown(PAGE_ROWS)
             for path in section.figures:
                 name = f"{self.key}-{path.name}"
                 pages.picture(folder / path.name, figures / name)
@@ -102,10 +106,7 @@ class Report:
     def markdown(self) -> str:
         lines = [f"# {self.title}", "", _behind("    ", command()), ""]
         for section in self.sections:
-            lines += [f"## {section.title}", ""]
-            lines += _paragraphs(section.text)
-            if section.visible:
-                lines += [markdown(section.visible), ""]
+            lines += [f"## {section.title}", "", *section.markdown()]
             for path in section.figures:
                 lines += [f"![{path.stem}]({path.name})", ""]
         return "\n".join(lines)
@@ -153,12 +154,6 @@ def _paragraphs(texts: Sequence[str]) -> list[str]:
             lines.pop()
         lines += [text, ""]
     return lines
-
-
-def markdown(table: Table) -> str:
-    head = list(table[0])
-    lines = [head, ["---"] * len(head), *([cell_text(k, r[k]) for k in head] for r in table)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _html_table(table: Table) -> str:

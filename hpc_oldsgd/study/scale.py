@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from .. import topology
 from ..algorithms import with_tau
+from ..cli.fields import at_least
 from ..errors import UserError
 from ..runs import folder as run_folder
 from ..runs import reader
@@ -29,7 +30,7 @@ from ..runtime.runner import Runner
 from ..simulation.clock import Clock
 from ..simulation.stacked import StackedTransport
 from . import figures
-from .collect import Record, Table
+from .collect import Record, Table, pivot
 from .report import Report, Section, duration
 
 Floats = NDArray[np.float64]
@@ -69,10 +70,9 @@ class Options:
         for name in self.problem:
             if name not in ALPHA:
                 raise UserError(f"--problem takes {' and '.join(ALPHA)}, not {name!r}.")
-        if any(n < 1 for n in self.agents) or self.tau < 1 or self.iterations < self.tau:
-            raise UserError("--agents and --tau must be at least 1, --iterations at least --tau.")
-        if not 0 <= self.c < float("inf"):
-            raise UserError("--c must be finite and at least 0.")
+        at_least(1, self, "agents", "tau")
+        at_least(self.tau, self, "iterations")
+        at_least(0, self, "c")
 
     @property
     def sizes(self) -> list[int]:
@@ -258,28 +258,20 @@ def line(known: Record, runs: Path) -> Record:
 
 def gaps(table: Table) -> Table:
     """The gap at each number of agents, a line for each problem, algorithm and graph."""
-    lines: dict[tuple[str, ...], Record] = {}
-    for row in table:
-        head = {k: row[k] for k in ("problem", "algorithm", "topology")}
-        line = lines.setdefault(tuple(head.values()), head)
-        line[f"n = {row['agents']:,}"] = row["gap"]
-    return list(lines.values())
+    keys = ("problem", "algorithm", "topology")
+    return pivot(({k: row[k] for k in keys}, f"n = {row['agents']:,}", row["gap"]) for row in table)
 
 
 def draw(table: Table, out: Path, options: Options) -> Sequence[Path]:
     panels = []
     out.mkdir(parents=True, exist_ok=True)
+    sizes = options.sizes
     for problem in options.problem:
-        drawn: dict[str, figures.Points] = {}
-        for name in options.algorithm:
-            for graph in options.topology:
-                some = [
-                    r for r in table
-                    if (r["problem"], r["algorithm"]) == (problem, name) and r["topology"] == graph
-                ]  # fmt: skip
-                values = [max(r["gap"], 1e-12) for r in some]
-                drawn[f"{name}, {graph}"] = ([r["agents"] for r in some], values)
-        sizes = options.sizes
+        some = [
+            {**row, "label": "{algorithm}, {topology}".format(**row), "gap": max(row["gap"], 1e-12)}
+            for row in table if row["problem"] == problem
+        ]  # fmt: skip
+        drawn = figures.series(some, "label", "agents", "gap")
         first = max(ys[0] for _, ys in drawn.values())
         guide = {"1/n": (sizes, [first * sizes[0] / n for n in sizes])}
         panels.append(figures.Panel(problem, drawn, guides=guide))

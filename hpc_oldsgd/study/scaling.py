@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from . import engine, figures, paper
+from . import figures, paper
 from .cells import Cell
 from .collect import Record, Table, ratio
 from .grid import Grid, StudyOptions
-from .measure import Runs, beside, comma, mean_reached, setting, state
-from .report import Report, Section
+from .measure import Study, comma, setting
+from .report import Section
 
 Rule = Literal["fixed", "sqrt", "linear"]
 FACTOR = {"fixed": lambda n: 1.0, "sqrt": math.sqrt, "linear": float}
@@ -61,38 +61,30 @@ def main(options: Options) -> None:
         )
         for name in options.algorithm for rule in options.rules for n in options.sizes
     }  # fmt: skip
-    every = [cell for some in cells.values() for cell in some]
-    runs = engine.runs(every, options, grid.out)
-    table = lines(cells, runs, options)
-    out = grid.out / "scaling"
+    study = Study("scaling", grid, cells)
+    table = lines(cells, study)
     agents = f"{min(options.sizes)} to {max(options.sizes)}"
     text = [
-        f"{setting(every[0], agents)}; tau = {options.tau}, {options.partition}. alpha is one "
-        f"agent's and grows by the rule: {comma(options.rules)}. Speed-ups are against one agent, "
-        "which waits for nobody.",
-        *state(every, runs),
+        f"{setting(study.cells[0], agents)}; tau = {options.tau}, {options.partition}. alpha is "
+        f"one agent's and grows by the rule: {comma(options.rules)}. Speed-ups are against one "
+        "agent, which waits for nobody.",
+        *study.state(),
     ]
-    sections = [
-        Section("More agents", text, table, "scaling", draw(table, out, options)),
-        beside(every, (), len(options.seeds), runs, verdict(table)),
-    ]
-    Report(f"Scaling: {grid.task.name}", sections, every, options.launcher).publish(
-        out, options.write
-    )
+    section = Section("More agents", text, table, "scaling", draw(table, study.out, options))
+    study.publish("Scaling", [section, study.beside(verdict(table))])
 
 
 def start(grid: Grid) -> tuple[float, int]:
     """One agent's step size and iterations: a small task takes smaller steps, and more of them."""
     by = 1.0 if grid.task.name in paper.MODEL_OF else SMALLER
     alpha = grid.options.alpha or grid.base.alpha or grid.defaults.alpha / by
-    return alpha, grid.options.iterations or grid.base.iterations or round(
-        grid.defaults.iterations * by
-    )
+    given = grid.options.iterations or grid.base.iterations
+    return alpha, given or round(grid.defaults.iterations * by)
 
 
-def lines(cells: dict[tuple[str, Rule, int], list[Cell]], runs: Runs, options: Options) -> Table:
-    clocks = (math.nan,) if options.mpi else options.c
-    found = {key: {c: mean_reached(same, runs, c) for c in clocks} for key, same in cells.items()}
+def lines(cells: dict[tuple[str, Rule, int], list[Cell]], study: Study) -> Table:
+    clocks = study.options.clocks
+    found = {key: {c: study.mean_reached(same, c) for c in clocks} for key, same in cells.items()}
     table = []
     for (name, rule, n), times in found.items():
         alone = found[name, rule, 1]
@@ -124,18 +116,13 @@ def verdict(table: Table) -> list[str]:
 
 def draw(table: Table, out: Path, options: Options) -> list[Path]:
     columns = [k for k in table[0] if k.startswith("speed-up")]
+    label = "alpha {alpha rule}" if len(options.algorithm) == 1 else "{algorithm}, {alpha rule}"
+    labelled = [{**row, "label": label.format(**row)} for row in table]
+    stars = {f"paper, {m}": ([paper.SCALING_AGENTS], [s]) for m, s in paper.SCALING.items()}
+    guides = {"linear": (options.sizes, options.sizes)}
     panels = []
     for column in columns:
-        drawn = {}
-        for name in options.algorithm:
-            for rule in options.rules:
-                some = [r for r in table if r["algorithm"] == name and r["alpha rule"] == rule]
-                label = f"alpha {rule}" if len(options.algorithm) == 1 else f"{name}, {rule}"
-                values = [r[column] or math.nan for r in some]
-                drawn[label] = ([r["agents"] for r in some], values)
-        stars = {f"paper, {m}": ([paper.SCALING_AGENTS], [s]) for m, s in paper.SCALING.items()}
+        drawn = figures.series(labelled, "label", "agents", column)
         title = column.partition(", ")[2] or "wall time"
-        panels.append(
-            figures.Panel(title, drawn, stars, {"linear": (options.sizes, options.sizes)})
-        )
+        panels.append(figures.Panel(title, drawn, stars, guides))
     return figures.lines(out / "scaling", panels, "agents", "speed-up to the target", log="xy")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import algorithms
-from . import engine, figures, paper
+from . import figures, paper
 from .cells import Cell
-from .collect import Record, Table, ratio
+from .collect import Record, Table, pivot, ratio
 from .grid import QUICK_ALGORITHMS, QUICK_TAUS, TAUS, Grid, StudyOptions
-from .measure import Runs, beside, comma, fastest, setting, state, table
-from .report import Report, Section
+from .measure import Study, comma, fastest, setting
+from .report import Section
 
 READING = (
     "Each cell: the algorithm's time to the target over OLDSGD's, its best tau, and the paper's "
@@ -49,27 +49,22 @@ def main(options: Options) -> None:
     grid = Grid(options)
     partitions = options.partition or grid.partitions
     cells = cells_of(grid, options, partitions)
-    every = [cell for some in cells.values() for cell in some]
-    runs = engine.runs(every, options, grid.out)
-    clocks = (math.nan,) if options.mpi else options.c
-    times = {(p, c): table(cells[p], runs, c) for p in partitions for c in clocks}
-    best = [line for key, lines in times.items() for line in summary(*key, lines, grid.task.name)]
-    out = grid.out / "speedup"
+    study, task = Study("speedup", grid, cells), grid.task.name
+    times = {(p, c): study.table(cells[p], c) for p in partitions for c in options.clocks}
+    best = [line for key, lines in times.items() for line in summary(*key, lines, task)]
     sections = [
         Section(
             "How much sooner OLDSGD is at the target",
-            [intro(every[0], options), READING, *state(every, runs)],
-            best, "speedup", draw_bars(best, out, grid.task.name), compact(best, grid.task.name),
+            [intro(study.cells[0], options), READING, *study.state()],
+            best, "speedup", draw_bars(best, study.out, task), compact(best, task),
         ),
-        verdict(every, best, options, runs),
+        study.beside([verdict(best, options.taus, task)], options.taus),
         Section(
             "Time to the target by tau", ["A dash: the target was not reached."],
-            by_tau(times), "by_tau", draw_taus(times, out) if len(options.taus) > 1 else (),
+            by_tau(times), "by_tau", draw_taus(times, study.out) if len(options.taus) > 1 else (),
         ),
     ]  # fmt: skip
-    Report(f"Speed-up: {grid.task.name}", sections, every, options.launcher).publish(
-        out, options.write
-    )
+    study.publish("Speed-up", sections)
 
 
 def cells_of(grid: Grid, options: Options, partitions: Sequence[str]) -> dict[str, list[Cell]]:
@@ -109,37 +104,36 @@ def summary(partition: str, c: float, lines: Table, task: str) -> Table:
 def compact(best: Table, task: str) -> Table:
     """A line for each algorithm: our speed-up at its best tau, and the paper's."""
     model = paper.nearest(task)
-    lines: dict[str, Record] = {}
-    for line in best:
-        where = line["partition"] + ("" if line["c"] is None else f", c = {line['c']:g}")
+
+    def text(line: Record) -> str:
         if line["time"] is None:
-            text = "not reached"
-        elif line["speed-up"] is None:
-            text = f"{line['time']:.4g} (tau {line['best tau']})"
-        else:
-            text = f"{line['speed-up']:.2f} (tau {line['best tau']})"
-            if line[f"paper, {model}"] is not None:
-                text += f"; paper {line[f'paper, {model}']:.2f}, {line[f'against {model}']}"
-        lines.setdefault(line["algorithm"], {"algorithm": line["algorithm"]})[where] = text
-    columns = dict.fromkeys(k for line in lines.values() for k in line)
-    return [{k: line.get(k) for k in columns} for line in lines.values()]
+            return "not reached"
+        if line["speed-up"] is None:
+            return f"{line['time']:.4g} (tau {line['best tau']})"
+        ours = f"{line['speed-up']:.2f} (tau {line['best tau']})"
+        theirs = line[f"paper, {model}"]
+        return ours if theirs is None else f"{ours}; paper {theirs:.2f}, {line[f'against {model}']}"
+
+    def where(line: Record) -> str:
+        return str(line["partition"]) + ("" if line["c"] is None else f", c = {line['c']:g}")
+
+    return pivot(({"algorithm": line["algorithm"]}, where(line), text(line)) for line in best)
 
 
 def by_tau(times: Mapping[tuple[str, float], Table]) -> Table:
-    lines: dict[tuple[str, float, str], Record] = {}
     taus = sorted({line["tau"] for some in times.values() for line in some})
+    empty = {f"tau {tau}": None for tau in taus}
+    cells = []
     for (partition, c), some in times.items():
-        for line in some:
-            key = (partition, c, line["algorithm"])
-            head = {"algorithm": key[2], "partition": partition, "c": None if c != c else c}
-            empty = {f"tau {tau}": None for tau in taus}
-            lines.setdefault(key, {**head, **empty})[f"tau {line['tau']}"] = line["time"]
-    return list(lines.values())
+        known = {"partition": partition, "c": None if math.isnan(c) else c, **empty}
+        cells += [({"algorithm": line["algorithm"], **known}, f"tau {line['tau']}", line["time"])
+                  for line in some]  # fmt: skip
+    return pivot(cells)
 
 
-def verdict(cells: Sequence[Cell], best: Table, options: Options, runs: Runs) -> Section:
-    """By how much we are off, and what is different."""
-    model = paper.nearest(cells[0].task.name)
+def verdict(best: Table, taus: Sequence[int], task: str) -> str:
+    """By how much we are off."""
+    model = paper.nearest(task)
     column = f"paper, {model}"
     pairs = [(b["speed-up"], b[column]) for b in best if b["speed-up"] and b[column]]
     said = f"No cell here is one of the paper's for {model}."
@@ -150,51 +144,38 @@ def verdict(cells: Sequence[Cell], best: Table, options: Options, runs: Runs) ->
             f"Over the {len(pairs)} cells that the paper has for {model}, our speed-ups are "
             f"{mean:.2f} times the paper's (geometric mean; from {min(off):.2f} to {max(off):.2f})."
         )
-        if not set(options.taus) >= set(paper.TAUS):
-            each = "the best of " if len(options.taus) > 1 else ""
+        if not set(taus) >= set(paper.TAUS):
+            each = "the best of " if len(taus) > 1 else ""
             said += (
                 f" The paper's are each at the best of {len(paper.TAUS)} values of tau, ours at "
-                f"{each}tau = {comma(options.taus)}."
+                f"{each}tau = {comma(taus)}."
             )
-    return beside(cells, options.taus, len(options.seeds), runs, [said])
+    return said
 
 
 # --- figures ------------------------------------------------------------------------------------
 def draw_bars(best: Table, out: Path, task: str) -> Sequence[Path]:
+    Bars = dict[str, dict[str, dict[str, float]]]  # partition -> algorithm -> series -> height
     partitions = list(dict.fromkeys(line["partition"] for line in best))
     column = f"paper, {paper.nearest(task)}"
-    groups, marks = [], []
-    for partition in partitions:
-        heights: dict[str, dict[str, float]] = {}
-        stars: dict[str, dict[str, float]] = {}
-        for line in best:
-            if (
-                line["partition"] == partition
-                and line["algorithm"] != "oldsgd"
-                and line["speed-up"]
-            ):
-                series = "MPI" if line["c"] is None else f"c = {line['c']:g}"
-                heights.setdefault(line["algorithm"], {})[series] = line["speed-up"]
-                if line[column] is not None:
-                    stars.setdefault(line["algorithm"], {})[series] = line[column]
-        groups.append(heights)
-        marks.append(stars)
-    if not any(groups):
+    heights: Bars = {partition: {} for partition in partitions}
+    stars: Bars = {partition: {} for partition in partitions}
+    for line in best:
+        partition, name = line["partition"], line["algorithm"]
+        if name != "oldsgd" and line["speed-up"]:
+            series = "MPI" if line["c"] is None else f"c = {line['c']:g}"
+            heights[partition].setdefault(name, {})[series] = line["speed-up"]
+            if line[column] is not None:
+                stars[partition].setdefault(name, {})[series] = line[column]
+    if not any(heights.values()):
         return []
+    groups, marks = list(heights.values()), list(stars.values())
     return figures.bars(out / "speedup", partitions, groups, marks, "time to target / OLDSGD's")
 
 
 def draw_taus(times: Mapping[tuple[str, float], Table], out: Path) -> Sequence[Path]:
     panels = []
     for (partition, c), some in times.items():
-        names = list(dict.fromkeys(line["algorithm"] for line in some))
-        drawn = {
-            name: (
-                [line["tau"] for line in some if line["algorithm"] == name],
-                [line["time"] or math.nan for line in some if line["algorithm"] == name],
-            )
-            for name in names
-        }
         title = partition if math.isnan(c) else f"{partition}, c = {c:g}"
-        panels.append(figures.Panel(title, drawn))
+        panels.append(figures.Panel(title, figures.series(some, "algorithm", "tau", "time")))
     return figures.lines(out / "by_tau", panels, "tau", "time to the target", log="xy")

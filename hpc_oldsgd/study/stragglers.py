@@ -8,16 +8,17 @@ a run in which rank 0 takes as much longer.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UserError
-from . import engine, figures
+from . import figures
 from .cells import Cell
-from .collect import Record, Table, ratio
+from .collect import Table, grouped, pivot, ratio
 from .grid import Grid, StudyOptions
-from .measure import beside, comma, mean_reached, setting, state
-from .report import Report, Section
+from .measure import Study, comma, setting
+from .report import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class Options(StudyOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.factor or not all(1 <= f < float("inf") for f in self.factor):
-            raise UserError("--factor must be finite numbers from 1 on.")
+        if not self.factor:
+            raise UserError("--factor must be one or more numbers.")
 
 
 def main(options: Options) -> None:
@@ -50,46 +51,35 @@ def main(options: Options) -> None:
         for name in options.algorithm
         for factor in dict.fromkeys((1.0, *options.factor))
     }
-    every = [cell for same in cells.values() for cell in same]
-    runs = engine.runs(every, options, grid.out)
-    clocks = (math.nan,) if options.mpi else options.c
-    table: Table = []
-    for c in clocks:
-        times = {
-            key: mean_reached(same, runs, c, slow(key[1]))[0] for key, same in cells.items() if same
-        }
-        for (name, factor), time in times.items():
-            if factor in options.factor:
-                slowed = ratio(time, times[name, 1.0])
-                table.append(
-                    {
-                        "algorithm": name, "c": None if math.isnan(c) else c, "factor": factor,
-                        "time": time, "slowed down": slowed,
-                    }
-                )  # fmt: skip
-    for line in table:
-        ours = [
-            r["time"] for r in table
-            if r["algorithm"] == "oldsgd" and (r["c"], r["factor"]) == (line["c"], line["factor"])
-        ]  # fmt: skip
-        line["speed-up of OLDSGD"] = ratio(line["time"], ours[0] if ours else None)
-    out = grid.out / "stragglers"
+    study = Study("stragglers", grid, cells)
+    table = [line for c in options.clocks for line in lines(cells, study, c, options.factor)]
     text = [
-        f"{setting(every[0])}; tau = {options.tau}, {options.partition}; agent 0 is slow by "
+        f"{setting(study.cells[0])}; tau = {options.tau}, {options.partition}; agent 0 is slow by "
         f"{comma(f'{f:g}' for f in options.factor)}.",
         "Each cell: time to the target, and that time over OLDSGD's.",
-        *state(every, runs),
+        *study.state(),
     ]
-    said = ["The paper has no slow agents."]
-    sections = [
-        Section(
-            "One slow agent", text, table, "stragglers", draw(table, out, options), compact(table)
-        ),
-        beside(every, (), len(options.seeds), runs, said),
-    ]
-    Report(f"Stragglers: {grid.task.name}", sections, every, options.launcher).publish(
-        out, options.write
-    )
+    drawn = draw(table, study.out)
+    section = Section("One slow agent", text, table, "stragglers", drawn, compact(table))
+    study.publish("Stragglers", [section, study.beside(["The paper has no slow agents."])])
+
+
+def lines(
+    cells: dict[tuple[str, float], list[Cell]], study: Study, c: float, factors: Sequence[float]
+) -> Table:
+    times = {
+        (name, factor): study.mean_reached(same, c, slow=slow(factor))[0]
+        for (name, factor), same in cells.items()
+        if same
+    }
+    return [
+        {
+            "algorithm": name, "c": None if math.isnan(c) else c, "factor": factor,
+            "time": time, "slowed down": ratio(time, times[name, 1.0]),
+            "speed-up of OLDSGD": ratio(time, times.get(("oldsgd", factor))),
+        }
+        for (name, factor), time in times.items() if factor in factors
+    ]  # fmt: skip
 
 
 def slow(factor: float) -> tuple[str, ...]:
@@ -106,26 +96,25 @@ def made(grid: Grid, options: Options, name: str, factor: float) -> list[Cell]:
 
 def compact(table: Table) -> Table:
     """A line for each algorithm and c."""
-    lines: dict[tuple[str, float | None], Record] = {}
-    for line in table:
-        key = line["algorithm"], line["c"]
-        row = lines.setdefault(key, {"algorithm": key[0], "c": key[1]})
-        time, gain = line["time"], line["speed-up of OLDSGD"]
-        text = None if time is None else f"{time:.4g}" + ("" if gain is None else f" ({gain:.2f})")
-        row[f"slow by {line['factor']:g}"] = text
-    return list(lines.values())
+
+    def text(time: float | None, gain: float | None) -> str | None:
+        return None if time is None else f"{time:.4g}" + ("" if gain is None else f" ({gain:.2f})")
+
+    return pivot(
+        (
+            {"algorithm": line["algorithm"], "c": line["c"]}, f"slow by {line['factor']:g}",
+            text(line["time"], line["speed-up of OLDSGD"]),
+        )
+        for line in table
+    )  # fmt: skip
 
 
-def draw(table: Table, out: Path, options: Options) -> list[Path]:
-    panels, clocks = [], list(dict.fromkeys(line["c"] for line in table))
+def draw(table: Table, out: Path) -> list[Path]:
+    panels, by_clock = [], grouped(table, lambda line: line["c"])
     for column, what in (("time", "time to the target"), ("speed-up of OLDSGD", "OLDSGD's gain")):
-        for c in clocks:
-            lines = {}
-            for name in options.algorithm:
-                some = [r for r in table if r["algorithm"] == name and r["c"] == c]
-                values = [r[column] or math.nan for r in some]
-                lines[name] = ([r["factor"] for r in some], values)
-            panels.append(figures.Panel(what if c is None else f"{what}, c = {c:g}", lines))
+        for c, some in by_clock.items():
+            title = what if c is None else f"{what}, c = {c:g}"
+            panels.append(figures.Panel(title, figures.series(some, "algorithm", "factor", column)))
     return figures.lines(
-        out / "stragglers", panels, "slow agent's factor", "", columns=len(clocks), share_y=False
+        out / "stragglers", panels, "slow agent's factor", "", columns=len(by_clock), share_y=False
     )

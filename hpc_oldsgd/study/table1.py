@@ -11,10 +11,12 @@ import numpy as np
 
 from .. import algorithms
 from ..algorithms import Algorithm
+from ..cli.fields import at_least
 from ..errors import UserError
 from ..simulation.trajectory import trajectory
+from ..transport.base import LINE
 from . import figures
-from .collect import Record, Table
+from .collect import Record, Table, grouped, pivot
 from .formulas import WARM_UP, Measured, evaluate, text_of
 from .report import Report, Section, duration
 
@@ -49,15 +51,11 @@ class Options:
     """Folder of the report, table1.csv and a figure."""
 
     def __post_init__(self) -> None:
-        for name in ("tau", "agents"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise UserError(f"--{name} must be one or more whole numbers from 1 on.")
-        if not self.c or not all(0 <= c < float("inf") for c in self.c):
-            raise UserError("--c must be one or more finite numbers from 0 on.")
-        if self.rounds < 1 or self.model_bytes < 4 or not self.grad_seconds >= 0:
-            raise UserError(
-                "--rounds must be at least 1, --model-bytes at least 4, --grad-seconds at least 0."
-            )
+        if not (self.tau and self.agents and self.c):
+            raise UserError("--tau, --agents and --c must be one or more numbers.")
+        at_least(1, self, "tau", "agents", "rounds")
+        at_least(0, self, "c", "grad_seconds")
+        at_least(4, self, "model_bytes")
         for name in self.algorithm:
             algorithms.get(name)
 
@@ -123,7 +121,7 @@ def _work(cell: tuple[int, str, int, Algorithm]) -> int:
 
 def round_time(algorithm: Algorithm, topology: str, n: int, c: float) -> float:
     """A round in the virtual clock, from the schedule alone."""
-    x0 = np.zeros((n, 1))
+    x0 = np.zeros((n, LINE * algorithm.P))  # so that fragments are equally long
     run = trajectory(algorithm, topology, x0, lambda i, x, k: x, 0.1, WARM_UP + 1, c)
     return float(run.time[-1] - run.time[-2])
 
@@ -144,13 +142,13 @@ def table(measured: Sequence[Measured], n: int, number: str) -> Table:
     """A line per algorithm, `formula / measured` in the cells."""
     here = [r for r in measured if r.n == n]
     columns = dict.fromkeys(f"tau {r.tau}, c {r.c:.3g}" for r in here)
-    lines: dict[str, Record] = {}
-    for r in here:
+
+    def cell(r: Measured) -> tuple[Record, str, str]:
         head = {"algorithm": r.algorithm, "time per round": r.formula, **columns}
         formula = "?" if r.expected is None else number.format(r.expected)
-        cell = f"{formula} / {number.format(r.measured)}"
-        lines.setdefault(r.algorithm, head)[f"tau {r.tau}, c {r.c:.3g}"] = cell
-    return list(lines.values())
+        return head, f"tau {r.tau}, c {r.c:.3g}", f"{formula} / {number.format(r.measured)}"
+
+    return pivot(map(cell, here))
 
 
 def draw(measured: Sequence[Measured], out: Path) -> Sequence[Path]:
@@ -158,13 +156,8 @@ def draw(measured: Sequence[Measured], out: Path) -> Sequence[Path]:
     if len({r.tau for r in measured}) < 2:
         return []
     panels = []
-    for c in dict.fromkeys(r.c for r in measured):
-        here = [r for r in measured if r.c == c]
-        drawn: dict[str, figures.Points] = {
-            name: ([r.tau for r in here if r.algorithm == name],
-                   [r.measured for r in here if r.algorithm == name])
-            for name in dict.fromkeys(r.algorithm for r in here)
-        }  # fmt: skip
+    for c, here in grouped(map(asdict, measured), lambda r: r["c"]).items():
+        drawn = figures.series(here, "algorithm", "tau", "measured")
         panels.append(figures.Panel(f"n = {measured[0].n}, c = {c:.3g}", drawn))
     out.mkdir(parents=True, exist_ok=True)
     return figures.lines(out / "table1", panels, "tau", "time of a round", log="xy")

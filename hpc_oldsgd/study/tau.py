@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import engine, figures, speedup
+from . import figures, speedup
 from .collect import Record, Table
 from .grid import Grid
-from .measure import beside, comma, fastest, setting, state, table
-from .report import Report, Section
+from .measure import Study, comma, fastest, setting
+from .report import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,27 +28,21 @@ def main(options: Options) -> None:
     grid = Grid(options)
     partitions = options.partition or grid.partitions
     cells = speedup.cells_of(grid, options, partitions)
-    every = [cell for some in cells.values() for cell in some]
-    runs = engine.runs(every, options, grid.out)
-    lines: Table = []
-    for partition in partitions:
-        for c in (math.nan,) if options.mpi else options.c:
-            best = fastest(table(cells[partition], runs, c))
-            lines.append(line(partition, c, best, options.algorithm))
-    out = grid.out / "tau"
+    study = Study("tau", grid, cells)
+    lines = [
+        line(partition, c, fastest(study.table(cells[partition], c)), options.algorithm)
+        for partition in partitions
+        for c in options.clocks
+    ]
     text = [
-        f"{setting(every[0])}; tau among {comma(options.taus)}.",
+        f"{setting(study.cells[0])}; tau among {comma(options.taus)}.",
         "A round of OLDSGD takes max(tau, c): with tau >= c its messages cost nothing.",
-        *state(every, runs),
+        *study.state(),
     ]
     said = ["The paper names the best tau of its curves and no table of them over c."]
-    sections = [
-        Section("Best tau by c", text, lines, "tau", draw(lines, out, options.algorithm)),
-        beside(every, options.taus, len(options.seeds), runs, said),
-    ]
-    Report(f"Best tau: {grid.task.name}", sections, every, options.launcher).publish(
-        out, options.write
-    )
+    drawn = draw(lines, study.out, options.algorithm)
+    section = Section("Best tau by c", text, lines, "tau", drawn)
+    study.publish("Best tau", [section, study.beside(said, options.taus)])
 
 
 def line(partition: str, c: float, best: dict[str, Record], names: Sequence[str]) -> Record:
@@ -65,10 +59,7 @@ def draw(lines: Table, out: Path, names: Sequence[str]) -> list[Path]:
     for what in ("tau", "time"):
         for partition in dict.fromkeys(row["partition"] for row in lines):
             some = [row for row in lines if row["partition"] == partition and row["c"] is not None]
-            drawn = {
-                name: ([r["c"] for r in some], [r[f"{name}, {what}"] or math.nan for r in some])
-                for name in names
-            }
+            drawn = {name: figures.points(some, "c", f"{name}, {what}") for name in names}
             title = {"tau": "best tau", "time": "time to the target"}[what]
             panels.append(figures.Panel(f"{title}, {partition}", drawn))
     return figures.lines(out / "tau", panels, "c", "", log="xy", share_y=False)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .. import topology as topologies
 from ..topology import Topology
-from . import engine, figures
+from . import figures
 from .cells import Cell
-from .collect import Record, Table, first
+from .collect import Record, Table
 from .grid import Grid, StudyOptions
-from .measure import Runs, beside, reached, setting, state
-from .report import Report, Section
+from .measure import Study, setting
+from .report import Section
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,45 +45,38 @@ def main(options: Options) -> None:
         )
         for name in graphs
     }  # fmt: skip
-    every = [cell for some in cells.values() for cell in some]
-    runs = engine.runs(every, options, grid.out)
-    table = [line(graphs[name], cells[name], runs, options) for name in graphs]
-    out = grid.out / "topologies"
+    study = Study("topologies", grid, cells)
+    table = [line(graphs[name], cells[name], study) for name in graphs]
     text = [
-        f"{setting(every[0], topology='each topology')}; {options.algorithm}, "
+        f"{setting(study.cells[0], topology='each topology')}; {options.algorithm}, "
         f"tau = {options.tau}, {options.partition}.",
         "p = 1 - lambda_2^2, the spectral gap of the bound. In the paper's clock an exchange costs "
         "c however many neighbours there are; by degree each neighbour costs c, one after the "
         "other, as on one network card.",
-        *state(every, runs),
+        *study.state(),
     ]
-    sections = [
-        Section("Spectral gap against speed", text, table, "topologies", draw(table, out)),
-        beside(every, (), len(options.seeds), runs,
-               ["The paper trains on the ring alone."]),
-    ]  # fmt: skip
-    Report(f"Topologies: {grid.task.name}", sections, every, options.launcher).publish(
-        out, options.write
-    )
+    drawn = draw(table, study.out)
+    section = Section("Spectral gap against speed", text, table, "topologies", drawn)
+    study.publish("Topologies", [section, study.beside(["The paper trains on the ring alone."])])
 
 
-def line(graph: Topology, cells: list[Cell], runs: Runs, options: Options) -> Record:
-    there = [cell for cell in cells if cell.key in runs]
+def line(graph: Topology, cells: list[Cell], study: Study) -> Record:
+    def mean(column: str, c: float = math.nan, **clock: Any) -> float | None:
+        """Over the seeds, at the target; none if one missed it."""
+        rows = [study.first_at_target(cell, c, **clock) for cell in study.there(cells)]
+        known = [row[column] for row in rows if row is not None]
+        return sum(known) / len(known) if known and len(known) == len(rows) else None
+
     result: Record = {
         "topology": graph.name, "neighbours": degree(graph), "lambda_2": graph.lambda_2,
-        "p": graph.p, "consensus": mean([apart(cell, runs) for cell in there]),
+        "p": graph.p, "consensus": mean("consensus"), "iterations": mean("iteration"),
     }  # fmt: skip
-    clocks: Mapping[str, tuple[float, bool]] = {
-        f"time{', by degree' if aware else ''}, c = {c:g}": (c, aware)
-        for aware in (False, True) for c in options.c
-    }  # fmt: skip
-    if options.mpi:
-        clocks = {"seconds": (math.nan, False)}
-    pairs = [reached(cell, runs[cell.key], math.nan) for cell in there]
-    result["iterations"] = mean([None if pair is None else pair[1] for pair in pairs])
-    for name, (c, aware) in clocks.items():
-        pairs = [reached(cell, runs[cell.key], c, (), aware) for cell in there]
-        result[name] = mean([None if pair is None else pair[0] for pair in pairs])
+    if study.options.mpi:
+        return {**result, "seconds": mean("time")}
+    for aware in (False, True):
+        for c in study.options.clocks:
+            name = f"time{', by degree' if aware else ''}, c = {c:g}"
+            result[name] = mean("time", c, degree_aware=aware)
     return result
 
 
@@ -92,26 +85,10 @@ def degree(graph: Topology) -> float:
     return sum(len(graph.csr(r)[1]) for r in range(graph.period)) / graph.period / graph.n
 
 
-def apart(cell: Cell, runs: Runs) -> float | None:
-    assert cell.config.target is not None
-    row = first(runs[cell.key], cell.config.target, *cell.task.primary)
-    return None if row is None else row["consensus"]
-
-
-def mean(values: list[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return sum(known) / len(known) if known and len(known) == len(values) else None
-
-
 def draw(table: Table, out: Path) -> list[Path]:
     columns = [k for k in table[0] if k.startswith(("time", "seconds"))]
-    drawn = {
-        column: ([row["p"] for row in table], [row[column] or math.nan for row in table])
-        for column in columns
-    }
-    apart = {
-        "consensus distance": ([r["p"] for r in table], [r["consensus"] or math.nan for r in table])
-    }
+    drawn = {column: figures.points(table, "p", column) for column in columns}
+    apart = {"consensus distance": figures.points(table, "p", "consensus")}
     panels = [
         figures.Panel("time to the target", drawn, names=names(table, columns)),
         figures.Panel("agents apart, there", apart, names=names(table, ["consensus"])),
@@ -121,6 +98,5 @@ def draw(table: Table, out: Path) -> list[Path]:
 
 def names(table: Table, columns: list[str]) -> dict[str, tuple[float, float]]:
     """Each graph's name at its highest point."""
-    tops = {row["topology"]: max((row[k] or 0.0 for k in columns), default=0.0) for row in table}
-    return {row["topology"]: (row["p"], tops[row["topology"]]) for row in table
-            if tops[row["topology"]]}  # fmt: skip
+    tops = [max((row[k] or 0.0 for k in columns), default=0.0) for row in table]
+    return {r["topology"]: (r["p"], top) for r, top in zip(table, tops, strict=True) if top}

@@ -8,11 +8,8 @@ overlap`, on the slow network of bench/slow_net.sh, or by what --launcher names.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shlex
-import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +23,9 @@ from ..bench import SLOW_NET
 from ..errors import UserError
 from ..files import replacing
 from . import figures
-from .collect import Table
+from .collect import Table, grouped, overlap_result
 from .costs import count
+from .engine import launch
 from .report import Report, Section, duration
 
 WARM_UP = 2  # rounds that `bench overlap` adds
@@ -134,25 +132,16 @@ def plain(command: str) -> str:
 
 def measure(options: Options, n: int, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    command = options.command(n)
-    if shutil.which(command[0]) is None:
-        raise UserError(f"There is no {command[0]}: name what starts MPI with --launcher.")
     here = Path(sys.executable).parent
     environment = {**os.environ, "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', '')}"}
     with replacing(folder / "overlap.txt") as part, part.open("w") as file:
-        ended = subprocess.run(
-            command, stdout=file, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        if ended.returncode:
-            last = ended.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-            raise UserError(f"{n} ranks ended with {ended.returncode}: {last[0]}")
+        launch(options.command(n), f"{n} ranks", stdout=file, env=environment)
 
 
 def read(folder: Path, options: Options) -> dict[str, Any] | None:
     """What `bench overlap --json` printed last; None where it is not there or of other options."""
     try:
-        text = (folder / "overlap.txt").read_text().rstrip().rsplit("\n", 1)[-1]
-        content: dict[str, Any] = json.loads(text)
+        content = overlap_result(folder / "overlap.txt")
         settings = content["settings"]
     except (OSError, ValueError, KeyError):
         return None
@@ -185,8 +174,8 @@ def lines(found: dict[int, dict[str, Any]]) -> Table:
 
 def verdict(table: Table) -> list[str]:
     said = []
-    for algorithm in dict.fromkeys(line["algorithm"] for line in table):
-        off = [line["against the smallest"] - 1 for line in table if line["algorithm"] == algorithm]
+    for algorithm, some in grouped(table, lambda line: line["algorithm"]).items():
+        off = [line["against the smallest"] - 1 for line in some]
         said.append(
             f"- {algorithm}: between {min(off):+.1%} and {max(off):+.1%} over {len(off)} sizes."
         )
@@ -194,12 +183,9 @@ def verdict(table: Table) -> list[str]:
 
 
 def draw(table: Table, out: Path) -> Sequence[Path]:
-    drawn: dict[str, figures.Points] = {}
-    for algorithm in dict.fromkeys(line["algorithm"] for line in table):
-        some = [line for line in table if line["algorithm"] == algorithm]
-        drawn[algorithm] = ([r["ranks"] for r in some], [r["seconds a round"] for r in some])
+    drawn = figures.series(table, "algorithm", "ranks", "seconds a round")
     some = [line for line in table if line["algorithm"] == table[0]["algorithm"]]
-    guide = {"compute alone": ([r["ranks"] for r in some], [r["compute alone"] for r in some])}
+    guide = {"compute alone": figures.points(some, "ranks", "compute alone")}
     panel = figures.Panel("seconds a round, real MPI", drawn, guides=guide)
     out.mkdir(parents=True, exist_ok=True)
     return figures.lines(out / "weak", [panel], "ranks", "s", log="x")

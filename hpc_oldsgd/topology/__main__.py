@@ -35,15 +35,8 @@ class Options:
 
 
 def main(options: Options) -> None:
-    graph = topology.from_name(
-        options.topology,
-        options.n,
-        weights=options.weights,
-        rows=options.rows,
-        cols=options.cols,
-        probability=options.probability,
-        seed=options.seed,
-    )
+    shape = {k: getattr(options, k) for k in ("weights", "rows", "cols", "probability", "seed")}
+    graph = topology.from_name(options.topology, options.n, **shape)
     print(json.dumps(_report(graph)) if options.json else _text(graph))
     if options.plot is not None:
         plot.save(graph, options.plot)

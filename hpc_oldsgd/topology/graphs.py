@@ -92,9 +92,8 @@ def one_peer_ring(n: int) -> Edges:
     if n % 2 == 0:
         odd = np.r_[odd, n - 1]
         return [canonical(n, e, (e + 1) % n) for e in (even, odd)]
-    closing = np.r_[
-        n - 1, i[1 : n - 3 : 2]
-    ]  # the edge (n-1, 0), and odd edges that do not touch it
+    # The edge (n-1, 0), and odd edges that do not touch it.
+    closing = np.r_[n - 1, i[1 : n - 3 : 2]]
     return [canonical(n, e, (e + 1) % n) for e in (even, odd, closing)]
 
 
@@ -118,18 +117,11 @@ def erdos_renyi(n: int, probability: float | None = None, seed: int = 0) -> Edge
     )
 
 
-GRAPHS: dict[str, Callable[..., Edges]] = {
-    "ring": ring,
-    "torus": torus,
-    "grid": grid,
-    "complete": complete,
-    "star": star,
-    "hypercube": hypercube,
-    "exponential": exponential,
-    "one-peer-exponential": one_peer_exponential,
-    "one-peer-ring": one_peer_ring,
-    "erdos-renyi": erdos_renyi,
-}
+_ALL: tuple[Callable[..., Edges], ...] = (
+    ring, torus, grid, complete, star, hypercube, exponential, one_peer_exponential, one_peer_ring,
+    erdos_renyi,
+)  # fmt: skip
+GRAPHS = {graph.__name__.replace("_", "-"): graph for graph in _ALL}
 
 
 def _joined(n: int, maps: list[Ints]) -> Ints:

@@ -42,11 +42,10 @@ class MeanModel:
 
     def load_local(self, values: NDArray[np.float64]) -> None:
         """Their mean over the agents, one after the other."""
-        at = 0
-        for buffer in self.local.values():
-            part = values[at : at + buffer.numel()]
-            buffer.copy_(torch.from_numpy(part).view_as(buffer))
-            at += buffer.numel()
+        sizes = [buffer.numel() for buffer in self.local.values()]
+        parts = torch.from_numpy(values).split(sizes)
+        for buffer, part in zip(self.local.values(), parts, strict=True):
+            buffer.copy_(part.view_as(buffer))
 
     def recalibrate(self) -> None:
         """BatchNorm statistics of the mean model itself, over the fixed training sample."""
@@ -163,8 +162,8 @@ class Evaluator:
         assert self.row is not None and self.row.sums is not None
         distance, *sums = self.row.sums.result()
         numbers = dict(zip(self.keys, sums, strict=True))
-        result: dict[str, Any] = {"round": self.row.r, "iteration": self.row.t}
-        result["time"] = self.row.time
+        row = self.row
+        result: dict[str, Any] = {"round": row.r, "iteration": row.t, "time": row.time}
         for split in SPLITS:
             weight = numbers.pop(f"{split}_weight")
             for key in [k for k in numbers if k.startswith(f"{split}_")]:

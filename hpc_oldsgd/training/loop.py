@@ -24,7 +24,7 @@ from .evaluation import MeanModel
 from .metric_rows import Rows
 from .options import RunOptions
 from .signals import Inbox
-from .target import better, met
+from .target import best, met
 
 EXPLODED = 1e4  # a batch loss this many times the first one counts as diverged
 EVALUATIONS = 20
@@ -260,7 +260,7 @@ class Training:
 
     def _write(self, row: dict[str, Any]) -> None:
         name, direction = self.task.primary
-        self.best = better(self.best, row.get(name), direction)
+        self.best = best((self.best, row.get(name)), direction)
         self.reached = met(self.config.target, self.best, direction)
         self.rows.append(row)
         self.on_row(row)

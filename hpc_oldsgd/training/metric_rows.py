@@ -122,4 +122,4 @@ class Rows:
 
     def _new_window(self) -> Window:
         self.runner.transport.records.clear()
-        return Window.empty(self.runner.transport.n)
+        return Window([0.0] * self.runner.transport.n)

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from ..cli.fields import at_least, positive
 from ..data.partition import parse as parse_partition
 from ..errors import UserError
 from ..runtime import sgd
@@ -100,30 +101,15 @@ class RunOptions:
     with 75."""
 
     def __post_init__(self) -> None:
-        positive = {"iterations": self.iterations, "alpha": self.alpha, "target": self.target}
-        for name, value in positive.items():
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"--{name} must be positive, not {value:g}")
+        positive(self, "iterations", "alpha", "target")
         if (self.iterations or 0) > MOST_ITERATIONS:
             raise UserError(f"--iterations must be at most {MOST_ITERATIONS:g}")
-        at_least_zero = {
-            "momentum": self.momentum,
-            "weight-decay": self.weight_decay,
-            "eval-every": self.eval_every,
-            "seed": self.seed,
-            "checkpoint-every": self.checkpoint_every,
-            "checkpoint-seconds": self.checkpoint_seconds,
-        }
-        for name, number in at_least_zero.items():
-            if not 0 <= number < float("inf"):
-                raise UserError(f"--{name} must be at least 0, not {number:g}")
+        at_least(0, self, "momentum", "weight_decay", "eval_every", "seed")
+        at_least(0, self, "checkpoint_every", "checkpoint_seconds")
+        at_least(1, self, "eval_samples", "keep")
         for name in ("alpha", "momentum", "weight-decay"):
             if (getattr(self, name.replace("-", "_")) or 0) > LARGEST:
                 raise UserError(f"--{name} must be at most {LARGEST:g}: float32 ends soon after")
-        if self.eval_samples < 1:
-            raise UserError(f"--eval-samples must be at least 1, not {self.eval_samples}")
-        if self.keep < 1:
-            raise UserError(f"--keep must be at least 1, not {self.keep}")
         if self.resume == "auto" and self.out is None:
             raise UserError("--resume auto needs --out, the folder of the run to go on with")
         if self.resume_average and self.resume in ("never", "auto"):
@@ -186,10 +172,7 @@ class TrainOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.retune < 0:
-            raise UserError(f"--retune must be at least 0, not {self.retune}")
-        if self.threads < 0 or not 0 <= self.timeout < float("inf"):
-            raise UserError("--threads and --timeout must be at least 0")
+        at_least(0, self, "retune", "threads", "timeout")
         if self.redistribute and self.on_failure != "shrink":
             raise UserError("--redistribute belongs to --on-failure shrink")
         if self.trace and self.on_failure == "shrink":
@@ -218,10 +201,8 @@ class SimulateOptions(RunOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.agents < 1:
-            raise UserError(f"--agents must be at least 1, not {self.agents}")
-        if self.threads < 0:
-            raise UserError(f"--threads must be at least 0, not {self.threads}")
+        at_least(1, self, "agents")
+        at_least(0, self, "threads")
 
     def speeds(self) -> list[float]:
         return [1.0 / factor for factor in slowdowns(self.slow, self.agents)]

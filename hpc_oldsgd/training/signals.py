@@ -28,7 +28,7 @@ class Inbox:
         """What was asked for since the last call."""
         asked, self._asked = self._asked, set()
         orphaned = self._parent is not None and os.getppid() != self._parent
-        return asked | {"stop"} if orphaned else asked
+        return asked
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGTERM:

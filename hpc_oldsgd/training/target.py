@@ -15,10 +15,6 @@ def best(values: Iterable[float | None], direction: Direction) -> float | None:
     return (max if direction == "max" else min)(known, default=None)
 
 
-def better(a: float | None, b: float | None, direction: Direction) -> float | None:
-    return best((a, b), direction)
-
-
 def met(target: float | None, value: float | None, direction: Direction) -> bool:
     """Whether a value is at the target or beyond it; never without a target or a value."""
     if target is None or value is None:

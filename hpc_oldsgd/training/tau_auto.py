@@ -7,7 +7,6 @@ clock, with c and the gradient's time as measured, until more local steps hide n
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import math
 import re
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from ..runtime.plain import Plain
 from ..simulation.clock import Clock
 from ..simulation.stacked import StackedTransport
 from ..topology import Topology
+from ..transport.base import LINE
 
 MARGIN = 1.2  # a message that competes with a gradient for cores and memory takes longer
 ENOUGH, TOO_MUCH = 1.05, 1.5  # a tau in use is kept between these
@@ -92,7 +92,9 @@ def choose(
         waits = _excess(algorithm, tau, topology, padded, clock)
         return waits <= floor * padded + ROUNDING * max(1.0, padded)
 
-    low, tau = bounds.low, bounds.low  # doubled, then halved: each try runs a schedule
+    # Fewer steps than fragments would make fragments larger. Doubled, then halved: each try runs a
+    # schedule.
+    low = tau = min(max(bounds.low, algorithm.P), bounds.high)
     while tau < bounds.high and not hides(tau):
         low, tau = tau + 1, min(2 * tau, bounds.high)
     tau = bisect.bisect_left(range(tau), True, lo=min(low, tau), key=hides)
@@ -156,8 +158,9 @@ def _excess(
 
 def _run(algorithm: Algorithm, tau: int, transport: StackedTransport, rounds: int) -> list[float]:
     """Virtual times at the round boundaries of a schedule without a problem."""
-    x = torch.zeros(transport.n, 1)
-    runner = Plain(x, dataclasses.replace(algorithm, tau=tau), transport, alpha=1.0)
+    tried = algorithm.with_tau(tau)
+    x = torch.zeros(transport.n, LINE * tried.P)  # so that fragments are equally long
+    runner = Plain(x, tried, transport, alpha=1.0)
     marks: list[float] = []
     runner.on_round.append(lambda _: marks.append(transport.now()))
     runner.start()

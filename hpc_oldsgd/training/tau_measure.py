@@ -76,10 +76,15 @@ def _message_seconds(runner: Runner, used: set[str]) -> tuple[float, float]:
         for repeat in range(1 + EXCHANGES):
             for phase in range(phases):
                 transport.reduce(np.zeros(1)).result()
-                start = transport.exchange if kind == "exchange" else transport.all_reduce
-                start(runner.x, phase).wait()
+                if kind == "exchange":  # what a round sends at once, as much as a whole model takes
+                    x = runner.cut(runner.x, runner.algorithm.P)[0]
+                    share = x.numel() / runner.x.numel()
+                    transport.exchange(x, phase, share).wait()
+                else:
+                    share = 1.0
+                    transport.all_reduce(runner.x, phase).wait()
                 transport.drain()
-                took[repeat, phase] = transport.records[-1].transfer
+                took[repeat, phase] = transport.records[-1].transfer / share
         seconds[kind] = float(np.median(took[1:], axis=0).max())
     transport.records.clear()
     return seconds["exchange"], seconds["all_reduce"]
@@ -131,7 +136,7 @@ class Retuner:
         if flights:
             tau = runner.algorithm.tau
             self._gradients.append((wall_s - sum(f.exposed for f in flights)) / tau)
-            self._messages.append(_busy(flights) / len(flights))
+            self._messages.append(_busy(flights) / sum(f.share for f in flights))
 
     def _forget(self) -> None:
         self._gradients, self._messages, self._rounds = [], [], 0

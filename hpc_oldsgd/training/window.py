@@ -25,10 +25,6 @@ class Window:
     left_out: float = 0.0
     start: float = field(default_factory=lambda: time.perf_counter())
 
-    @classmethod
-    def empty(cls, n: int) -> Window:
-        return cls([0.0] * n)
-
     def absorb(self, transport: Transport) -> None:
         """Take the finished flights; one by one, so that a resumed sum is the same sum."""
         while transport.records:

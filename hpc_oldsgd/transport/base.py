@@ -7,7 +7,6 @@ caller may change x at once. The `Flight` it returns is always waited, at shutdo
 from __future__ import annotations
 
 import itertools
-import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +36,7 @@ class FlightRecord:
     completed: float
     exposed: float  # how long the caller stood waiting
     left_out: float = 0.0  # neighbours whose snapshot was late and not used, per agent
+    share: float = 1.0  # of a model that it carried
 
     @property
     def transfer(self) -> float:
@@ -45,6 +45,10 @@ class FlightRecord:
 
 class FadingTail(Protocol):
     """The end of x, where it holds averages of which earlier values fade from pass to pass."""
+
+    @property
+    def x(self) -> torch.Tensor:
+        """The first agent's."""
 
     @property
     def start(self) -> int:
@@ -58,33 +62,48 @@ class FadingTail(Protocol):
 
 
 class Flight(ABC):
-    """A model-sized message to every neighbour, and theirs to us, on the way."""
+    """A message to every neighbour, and theirs to us, on the way: a model, or a fragment of one."""
 
     def __init__(self, x: torch.Tensor, tail: FadingTail | None) -> None:
         """x is what is sent; the flight does not keep it alive."""
-        self._x = weakref.ref(x)
+        self._sent = (x.data_ptr(), x.shape)
+        if tail is not None and _memory(tail.x) != _memory(x):
+            tail = None  # not a part of the model: an algorithm's own tensor
         self._tail = tail
         self._passes = None if tail is None else tail.passes()
 
-    def left_of_tail(self, x: torch.Tensor) -> tuple[int, torch.Tensor] | None:
-        """Where the fading tail begins, and the share that is left of what was sent.
+    def faded(self, x: torch.Tensor) -> tuple[int, torch.Tensor] | None:
+        """Where in x the fading tail begins, and the share that is left of what was sent.
 
-        None where there is no tail, or x is not the tensor that was sent.
+        None where x has no part of the tail, or is not the tensor that was sent.
         """
-        if self._tail is None or self._passes is None or x is not self._x():
+        tail = self._tail
+        if tail is None or self._passes is None or (x.data_ptr(), x.shape) != self._sent:
             return None
-        return self._tail.start, self._tail.left(self._passes)
+        offset, length = int(x.storage_offset() - tail.x.storage_offset()), x.shape[-1]
+        start = max(tail.start - offset, 0)
+        if start >= length:
+            return None
+        first = offset + start - tail.start
+        return start, tail.left(self._passes)[:, first : first + length - start]
 
     @abstractmethod
     def wait(self) -> None:
         """Return once every message is here and ours is out. Safe to call twice."""
 
     @abstractmethod
-    def mix_into(self, x: torch.Tensor, *, snapshot: bool = False) -> None:
-        """x += sum_j w_ij (y_j - y_i), one fused pass; ends the flight.
+    def mix_into(
+        self,
+        x: torch.Tensor,
+        *,
+        snapshot: bool = False,
+        also: tuple[torch.Tensor, float] | None = None,
+    ) -> None:
+        """x += e with e = sum_j w_ij (y_j - y_i), one fused pass; ends the flight.
 
         With `snapshot` the same pass writes the snapshot of the new x. The next `exchange(x)` then
-        copies nothing, unless x's version counter has grown since.
+        copies nothing, unless x's version counter has grown since. `also=(z, factor)` adds
+        factor e to z, a second pass; not where x holds averages that fade, which z leaves alone.
         """
 
     @abstractmethod
@@ -137,15 +156,30 @@ class Transport(ABC):
         self.tail: FadingTail | None = None
         """Of the x that is sent; the runner sets it."""
         self.measure_distance = False
-        self.distance: torch.Tensor | float | None = None
-        """sum_j w_ij ||y_j - y_i||^2 of the last `mix_into` that measured it, per agent."""
+        self._distances: list[torch.Tensor | float] = []  # of the fragments of x mixed last
 
     @property
     def n(self) -> int:
         return self.topology.n
 
+    @property
+    def distance(self) -> torch.Tensor | float | None:
+        """sum_j w_ij ||y_j - y_i||^2 as last measured by `mix_into`, per agent."""
+        return sum(self._distances[1:], self._distances[0]) if self._distances else None
+
+    @distance.setter
+    def distance(self, value: torch.Tensor | float | None) -> None:
+        self._distances = [] if value is None else [value]
+
+    def add_distance(self, x: torch.Tensor, value: torch.Tensor) -> None:
+        """That of a model, or of one more fragment; the fragment at its beginning is the first."""
+        if x.storage_offset() == 0:
+            self._distances.clear()
+        self._distances.append(value)
+
     @abstractmethod
-    def exchange(self, x: torch.Tensor, round: int) -> Flight: ...
+    def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> Flight:
+        """Start x, which is that share of a model, on its way to the neighbours of the round."""
 
     @abstractmethod
     def all_reduce(self, x: torch.Tensor, round: int) -> Reduction: ...
@@ -179,6 +213,17 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Drain, and free what the flights used. Collective; safe to call twice."""
+
+
+def cut(x: torch.Tensor, fragments: int) -> list[torch.Tensor]:
+    """Views of x in whole lines, the first ones at most a line longer; x itself if it is one."""
+    if fragments == 1:
+        return [x]
+    return [x[..., a:b] for a, b in ring_chunks(x.shape[-1], fragments)]
+
+
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage().data_ptr()
 
 
 def ring_chunks(d: int, n: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -129,6 +130,22 @@ def test_the_example_trains(mpirun):
     assert accuracy and float(accuracy[1]) > 70
 
 
+@pytest.mark.slow
+def test_the_long_example_goes_on_where_it_ended(mpirun, tmp_path):
+    """Uneven data, the mean, a scheduler, dropout: equal in every digit to a run without an end."""
+
+    def run(folder: str, *options: str) -> str:
+        arguments = ("--epochs", "2", "--save-every", "10", "--checkpoint", tmp_path / folder)
+        result = mpirun(2, "examples/your_own_loop.py", *arguments, *options, timeout_s=100)
+        assert result.returncode == 0 and "different weights" not in result.stderr, result.stderr
+        return result.stdout.splitlines()[-1] if result.stdout else ""
+
+    whole = run("whole")
+    assert whole.startswith("sum of the mean weights")
+    assert not run("ended", "--end-at", "13")
+    assert run("ended") == whole
+
+
 @pytest.mark.parametrize(
     "said, code, shown",
     [('"no data"', 1, "exits, the job ends: no data"), ("7", 7, "exits, the job ends")],
@@ -148,17 +165,73 @@ def test_a_rank_that_leaves_by_sys_exit_takes_the_job_down(job, said, code, show
     assert f"rank 1 {shown}" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_ranks_that_take_different_numbers_of_steps_do_not_wait_for_ever(mpirun, tmp_path):
-    script = tmp_path / "job.py"
-    body = """
-    for k in range(4 if rank == 0 else 9):
-        step()
-    agent.finish()
-    """
-    script.write_text(HEAD.replace('"ring")', '"ring", timeout_s=2)') + textwrap.dedent(body))
-    result = mpirun(2, script, timeout_s=100)
-    assert result.returncode == 4
-    assert re.search(r"rank 1 \(.+\) has waited \d+ s for rank 0 \(.+\) in round", result.stderr)
+ALONE = {
+    "called finish() after 4 steps": """
+        for k in range(4 if rank == 1 else 100):
+            step()
+        agent.finish()
+        """,
+    "came to the end of its script after 4 steps": """
+        for k in range(4 if rank == 1 else 100):
+            step()
+        """,
+    "called stop() after 4 steps": """
+        agent.on_round.append(lambda a: a.stop() if rank == 1 and a.r == 2 else None)
+        for k in range(100):
+            if not step():
+                break
+        agent.finish()
+        """,
+    "waits for all ranks in mean() after 4 steps": """
+        for k in range(100):
+            step()
+            if k == 3 and rank == 1:
+                agent.mean()
+        agent.finish()
+        """,
+    "called finish() after 6 steps, while rank 0 waits in mean() after 6 steps": """
+        for k in range(6):
+            step()
+        if rank == 0:
+            agent.mean()
+        agent.finish()
+        """,
+}
+
+
+@pytest.mark.parametrize("said", ALONE)
+def test_what_one_rank_does_alone_is_said_at_once(job, said):
+    """The limit on waits is ten minutes: the notice of the other rank comes long before."""
+    start = time.monotonic()
+    result = job(2, ALONE[said])
+    assert time.monotonic() - start < 90
+    assert result.returncode == 2
+    assert f"hpc_oldsgd: rank 1 {said}" in result.stderr, result.stderr
+    assert "all ranks must make the same calls" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_notices_that_come_late_mean_nothing(job):
+    """Rank 1 waits in mean() for a while, since rank 0 is slow: all is well, here and later."""
+    result = job(
+        3,
+        """
+        for k in range(12):
+            step()
+            if k in (3, 7):
+                if rank == 0:
+                    time.sleep(1.5)
+                agent.mean()
+                agent.mean_state_dict()
+            if k == 9 and rank == 2:
+                time.sleep(1.5)
+        if rank == 1:
+            time.sleep(1.5)
+        agent.finish()
+        print("the end")
+        """,
+    )
+    assert (result.returncode, result.stdout.count("the end")) == (0, 3), result.stderr
 
 
 def test_open_mpi_is_told_of_small_fragments_by_any_import():

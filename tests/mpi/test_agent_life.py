@@ -72,7 +72,7 @@ def half(model: nn.Module) -> None:
         (last_frozen, r"rank 1 has another .* 1\.running_mean\[5\]:float32 instead of 10\.weight"),
         (channels_last, r"rank 1 has another .* 0\.weight\[5x2x3x3\]:float32:strides_"),
         (no_gradient, r"rank 1: the model has no parameters that require a gradient"),
-        (half, r"rank 1: 4\.weight is torch.bfloat16"),
+        (half, r"rank 1 has another .* instead of 4\.weight\[7x180\]:float32"),
     ],
 )
 def test_another_model_on_one_rank_is_found_and_named(comm, change, named):
@@ -205,7 +205,7 @@ def test_stop_ends_the_run_at_a_round_boundary(comm):
 
 
 def test_a_scaled_loss_that_overflows_costs_one_gradient(comm):
-    """The README's loop: one rank leaves out a gradient, nobody a step."""
+    """By hand, without as_optimizer(): one rank leaves out a gradient, nobody a step."""
 
     def run(scale: bool) -> torch.Tensor:
         model = cnn()
@@ -237,7 +237,6 @@ def test_the_mean_is_taken_before_the_end(comm):
         agent.mean()
     with pytest.raises(UserError, match=r"take mean\(\) before finish\(\)"):
         agent.mean()
-    assert not agent.step()
 
 
 def test_a_layer_unfrozen_later_is_named(comm):

@@ -61,7 +61,7 @@ def run(
 
     def boundary(runner: Runner) -> None:
         state = runner.algorithm.state_dict()
-        seen.append(torch.stack([x, *(state[name] for name in sorted(state))]))
+        seen.append(torch.stack([x, *(state[name].expand_as(x) for name in sorted(state))]))
         if runner.r == ROUNDS:
             runner.stop()
 

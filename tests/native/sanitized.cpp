@@ -186,7 +186,7 @@ void rows() {
         MixRows m{};
         m.form = form == 0 ? Form::gradient : Form::delta;
         m.model = Dtype::f32, m.wire = Dtype::f16;
-        m.rows = n, m.d = d, m.edges = 7;
+        m.rows = n, m.d = m.stride = d, m.edges = 7;
         m.out = out->data(), m.y = y.data();
         m.indptr = indptr.data(), m.indices = indices.data();
         m.weights = w.data(), m.self_weights = form == 0 ? own.data() : nullptr;

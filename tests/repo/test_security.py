@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpc_oldsgd.checkpoints import part_file, store
-from hpc_oldsgd.checkpoints.part_file import Unusable
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import folder
+from hpc_oldsgd.runtime import part_file
+from hpc_oldsgd.runtime.part_file import Unusable
 from support import ROOT
 
 SOURCES = [

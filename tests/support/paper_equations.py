@@ -8,6 +8,7 @@ that x^{t-tau} is written as it is printed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,48 @@ def oldsgd(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **
             steps = sum(g[k] for k in range(t - tau, t))
             x.append(W(t // tau - 1) @ x[t - tau] - alpha * steps)
     return np.array(x[::tau])
+
+
+LINE = 32  # numbers that are never cut apart
+
+
+def ranges(d: int, P: int) -> list[slice]:
+    """P ranges of whole lines, the longer ones first."""
+    lines = [list(part) for part in np.array_split(np.arange(-(-d // LINE)), P)]
+    firsts = np.cumsum([0, *map(len, lines)]) * LINE
+    return [slice(min(a, d), min(b, d)) for a, b in itertools.pairwise(firsts)]
+
+
+def xoldsgd(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    fragments: int = 1,
+    gamma: float = 0.1,
+) -> A:
+    P, parts = fragments, ranges(x0.shape[1], fragments)
+    leaves = {k * tau // P: k for k in range(P)}
+    lands = {(k + 1) * tau // P: k for k in range(P)}
+    x, y, boundaries = x0, np.zeros_like(x0), [x0]
+    for r in range(rounds):
+        sent = {}
+        for step in range(tau + 1):
+            if step in lands:
+                k = lands[step]
+                e = (W(r) - np.eye(len(x0))) @ sent[k]
+                x, y = x.copy(), y.copy()
+                x[:, parts[k]] += e
+                y[:, parts[k]] -= gamma * e
+            if step == tau:
+                break
+            if step in leaves:
+                sent[leaves[step]] = x[:, parts[leaves[step]]]
+            x = x - alpha * grad(x, r * tau + step) - y / tau
+        boundaries.append(x)
+    return np.array(boundaries)
 
 
 def dsgd_cta(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
@@ -215,7 +258,7 @@ ALL: dict[str, Callable[..., A]] = {
     f.__name__: f
     for f in (
         oldsgd, ldsgd, dsgd, dsgd_cta, kgt, lugt, led, lsgd, olgt, oled, cocod,
-        overlap_local_sgd, co2,
+        overlap_local_sgd, co2, xoldsgd,
     )
 }  # fmt: skip
 

@@ -33,12 +33,13 @@ from .exchange import Channel, MpiFlight, WaitingChannel
 from .in_flight import InFlight
 from .job import Startup, abort_on_error, end_job, vendor, world
 from .late_exchange import LateChannel
+from .notices import Notices
 from .requests import functions, sizes
 
 Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
 AllReduce = Literal["ring", "mpi"]
-__all__ = ["MpiTransport", "Startup", "end_job", "world"]
+__all__ = ["MpiTransport", "Notices", "Startup", "end_job", "world"]
 LARGEST_MESSAGE_BYTES = 1 << 30
 WaitsFor = Callable[[bool], str]
 """Names who is late. It is given True once the limit is over: then looking may take its time."""
@@ -107,14 +108,16 @@ class MpiTransport(Transport):
         self.shrunk = False  # ranks have died, the others went on
         self.kept_alive: list[Any] = []
         """Buffers that a communicator of the dead may still own."""
+        self.look: Callable[[], None] | None = None
+        """Called about twice a second while this rank waits; it may raise."""
         self.closed = False
         _not_closed.add(self)
 
     # -- the contract --------------------------------------------------------------------------
 
-    def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
+    def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> MpiFlight:
         self._check_open()
-        flight = self._channel(x).exchange(x, round)
+        flight = self._channel(x).exchange(x, round, share)
         self._open.append(flight)
         return flight
 
@@ -182,6 +185,12 @@ class MpiTransport(Transport):
             pending.result()
         self._numbers = []
 
+    def free_memory(self) -> None:
+        """After drain(), for an x that is no more."""
+        for memory in (*self._channels, *self._rings):
+            memory.free()
+        self._channels, self._rings = [], []
+
     def close(self) -> None:
         if self.closed:
             return
@@ -237,6 +246,8 @@ class MpiTransport(Transport):
         while not done(0.5):
             waited = time.perf_counter() - start
             over = self.timeout_s is not None and waited > self.timeout_s
+            if self.look is not None:
+                self.look()
             status.waits(waits_for(over), waited)
             if over:
                 raise NeighbourTimeout(

@@ -1,4 +1,8 @@
-"""A model-sized message to every neighbour over MPI, in buffers and requests made once."""
+"""A message to every neighbour over MPI, in buffers and requests made once.
+
+Fragments of a model share them: the buffers are as long as the longest, and all of a buffer is
+sent, fewer than two lines more than the fragment has.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import ops
-from ..base import Flight
+from ..base import LINE, Flight
 from ..progress import Stage
 from .in_flight import InFlight, Memory, StagedJob
 from .requests import PersistentRequests, as_bytes, pieces
@@ -27,6 +31,7 @@ class Channel(Memory):
     """
 
     y: torch.Tensor
+    """As long as the longest fragment; of a shorter one only the beginning counts."""
 
     def __init__(self, transport: MpiTransport, x: torch.Tensor, number: int) -> None:
         super().__init__(transport, x, number)
@@ -34,9 +39,14 @@ class Channel(Memory):
         """The x of which a mix has written the snapshot into y."""
         self._version = 0  # of that x, when the snapshot was written
 
+    def fits(self, x: torch.Tensor) -> bool:
+        (shape, dtype, device), size = self._model, x.numel()
+        spare = shape.numel() - size
+        return not self.busy and (dtype, device) == (x.dtype, x.device) and 0 <= spare < 2 * LINE
+
     def blank(self) -> torch.Tensor:
         shape, dtype, device = self._model
-        return torch.empty(shape, dtype=self.transport.wire or dtype, device=device)
+        return torch.empty(shape.numel(), dtype=self.transport.wire or dtype, device=device)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The memory that MPI uses in place of this tensor."""
@@ -50,12 +60,14 @@ class Channel(Memory):
         """Whether y is a snapshot of x; it may be out of date."""
         return self._kept is not None and self._kept() is x
 
-    def exchange(self, x: torch.Tensor, round: int) -> MpiFlight:
+    def exchange(self, x: torch.Tensor, round: int, share: float) -> MpiFlight:
         current = self.has_kept(x) and self._version == x._version
         if not current:
-            self.next_y().copy_(x)
+            self.next_y()[: x.numel()].copy_(x.reshape(-1))
         self._kept = None
-        return self._fly(x, round)
+        flight = self._fly(x, round)
+        flight.share = share
+        return flight
 
     @abstractmethod
     def next_y(self) -> torch.Tensor:
@@ -137,21 +149,28 @@ class MpiFlight(InFlight, Flight):
         self.weights = [transport.topology.self_weight(transport.rank, round)]
         self.weights += [w for _, w in neighbours]
 
-    def mix_into(self, x: torch.Tensor, *, snapshot: bool = False) -> None:
+    def mix_into(
+        self,
+        x: torch.Tensor,
+        *,
+        snapshot: bool = False,
+        also: tuple[torch.Tensor, float] | None = None,
+    ) -> None:
         self.wait()
         start = time.perf_counter()
-        y = self.channel.y
-        y_next = self.channel.next_y() if snapshot else None
-        measure = self.transport.measure_distance
-        tail = self._mixed_tail(x, y)
+        y, received = self._arrived(x)
+        tail = self._mixed_tail(x, y, received)
+        if also is not None:
+            self._mix_also(*also, y, received, 0 if tail is None else len(tail))
+        y_next = self.channel.next_y()[: x.numel()] if snapshot else None
         distance = ops.fused_mix_delta(
-            x, y, self.received, self.weights, y_next=y_next, distance=measure
+            x, y, received, self.weights, y_next=y_next, distance=self.transport.measure_distance
         )
         if tail is not None:
             for buffer in (x, y_next) if y_next is not None else (x,):
                 buffer[-len(tail) :] = tail
-        if measure:
-            self.transport.distance = distance
+        if distance is not None:
+            self.transport.add_distance(x, distance)
         self._mixed(x, snapshot, start)
 
     def mix(
@@ -165,23 +184,41 @@ class MpiFlight(InFlight, Flight):
     ) -> torch.Tensor:
         self.wait()
         start = time.perf_counter()
-        y = self.channel.y
-        y_next = self.channel.next_y() if snapshot else None
-        ops.fused_mix(
-            out, y, self.received, self.weights, acc, alpha, y_next=y_next, zero_acc=zero_acc
-        )
+        y, received = self._arrived(out)
+        y_next = self.channel.next_y()[: out.numel()] if snapshot else None
+        ops.fused_mix(out, y, received, self.weights, acc, alpha, y_next=y_next, zero_acc=zero_acc)
         self._mixed(out, snapshot, start)
         return out
 
-    def _mixed_tail(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
+    def _arrived(self, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The own snapshot and the neighbours', as long as x."""
+        d = x.numel()
+        return self.channel.y[:d], [y[:d] for y in self.received]
+
+    def _mixed_tail(
+        self, x: torch.Tensor, y: torch.Tensor, received: list[torch.Tensor]
+    ) -> torch.Tensor | None:
         """What the end of x becomes where it holds averages that fade."""
-        faded = self.left_of_tail(x)
+        faded = self.faded(x)
         if faded is None:
             return None
         k, left = faded
         e = torch.zeros_like(x[k:])
-        ops.fused_mix_delta(e, y[k:], [one[k:] for one in self.received], self.weights)
+        ops.fused_mix_delta(e, y[k:], [one[k:] for one in received], self.weights)
         return x[k:] + e.mul_(left[0])
+
+    def _mix_also(
+        self,
+        z: torch.Tensor,
+        factor: float,
+        y: torch.Tensor,
+        received: list[torch.Tensor],
+        tail: int,
+    ) -> None:
+        weights = [w * factor for w in self.weights]
+        kept = z[z.numel() - tail :].clone()
+        ops.fused_mix_delta(z, y, received, weights)
+        z[z.numel() - tail :] = kept
 
     def _mixed(self, x: torch.Tensor, snapshot: bool, start: float) -> None:
         self.end()

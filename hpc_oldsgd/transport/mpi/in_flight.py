@@ -101,6 +101,7 @@ class InFlight(ABC):
     kind = "exchange"
     track = "flight"
     left_out = 0
+    share = 1.0
 
     def __init__(self, memory: Memory, round: int) -> None:
         memory.busy = True
@@ -137,10 +138,16 @@ class InFlight(ABC):
     def _record(self, start: float, completed: float) -> None:
         end, trace, r = time.perf_counter(), self.transport.trace, self.round
         if trace is not None:
-            trace.span(self.track, self.kind, self.posted, completed, round=r, lane=self.lane)
+            trace.span(
+                self.track, self.kind, self.posted, completed, round=r, lane=self.lane,
+                share=self.share,
+            )  # fmt: skip
         if self.kind == "evaluate":
             return
-        record = FlightRecord(self.kind, r, self.posted, completed, end - start, self.left_out)
-        self.transport.records.append(record)
+        self.transport.records.append(
+            FlightRecord(
+                self.kind, r, self.posted, completed, end - start, self.left_out, self.share
+            )
+        )
         if trace is not None:
             trace.span("wait", self.kind, start, end, round=r)

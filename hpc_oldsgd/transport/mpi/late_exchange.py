@@ -81,8 +81,8 @@ class Edge:
         self._answer_receive = t.comm.Recv_init(self._answer, j, self._tag)
         self._answer_sends: list[tuple[Any, Any]] = []  # requests, and the memory they read
         self._receives_snapshot = self._receives_answer = False
-        self.left_out: dict[int, int] = {}
-        """phase -> how many of its rounds in a row the edge was left out; the same at both ends."""
+        self.left_out: dict[tuple[int, int], int] = {}
+        """(phase, fragment) -> rounds in a row in which it was left out; the same at both ends."""
         self.s = -1  # the exchange under way
         self.snapshots = self.answered = self.answers = 0  # received, sent, received so far
         self.neighbour_said_yes = False  # in its last answer
@@ -123,13 +123,13 @@ class Edge:
         self._answer_sends.append((self._comm.Isend(answer, self.j, self._tag), answer))
         self.answered += 1
 
-    def decide(self, expired: bool, phase: int, staleness: int) -> bool:
+    def decide(self, expired: bool, what: tuple[int, int], staleness: int) -> bool:
         """Whether it is decided if the edge is used in this round; may give up on it."""
         if self.used is not None:
             return True
         answered, heard = self.answered > self.s, self.answers > self.s
         refused = heard and not self.neighbour_said_yes
-        must_wait = self.left_out.get(phase, 0) >= staleness
+        must_wait = self.left_out.get(what, 0) >= staleness
         if not answered and (refused or (expired and not must_wait)):
             self._send_answer(False)
             self.used = False
@@ -138,7 +138,7 @@ class Edge:
         if self.used is None:
             return False
         self.decided_s = time.perf_counter()
-        self.left_out[phase] = 0 if self.used else self.left_out.get(phase, 0) + 1
+        self.left_out[what] = 0 if self.used else self.left_out.get(what, 0) + 1
         return True
 
     @property
@@ -269,19 +269,21 @@ class LateFlight(MpiFlight):
 
     def __init__(self, channel: LateChannel, x: torch.Tensor, round: int) -> None:
         super().__init__(channel, x, round)
+        self._fragment = int(x.storage_offset())
         self.edges = channel.depart(self.neighbours)
 
     def done(self) -> bool:
         return all(edge.used is not None for edge in self.edges)
 
     def _complete(self) -> float:
-        late, phase = self.transport.late, self.round % self.transport.topology.period
+        late = self.transport.late
         assert late is not None
+        what = self.round % self.transport.topology.period, self._fragment
         give_up_s = time.perf_counter() + late.wait
 
         def decided() -> bool:
             expired = time.perf_counter() >= give_up_s
-            each = [edge.decide(expired, phase, late.staleness) for edge in self.edges]
+            each = [edge.decide(expired, what, late.staleness) for edge in self.edges]
             return all(each)
 
         self.channel.look_until(decided, self.waits_for)

@@ -86,7 +86,7 @@ def test_every_dtype_and_a_single_agent(name: str, dtype: torch.dtype) -> None:
     for _ in range(6 * tau):
         runner.advance(runner.x.clone())
     assert runner.x.dtype == dtype
-    assert all(y.dtype == dtype for y in runner.algorithm.state_dict().values())
+    assert all(y.dtype == dtype for y in runner.algorithm.state_dict().values() if y.dim())
     assert float(runner.x.abs().max()) < 0.95
     assert float(runner.x.abs().max()) > 0
 

@@ -19,6 +19,7 @@ OTHER_OPTIONS = {
     "led": {"beta": 0.3},
     "oled": {"beta": 0.3},
     "overlap_local_sgd": {"a": 0.4, "gamma": 0.2},
+    "xoldsgd": {"gamma": 0.4},
     "co2": {"beta": 0.8, "outer": 0.9, "Lambda": 1.5, "clip_m": 0.05},
 }
 

@@ -9,7 +9,7 @@ import pytest
 
 from hpc_oldsgd import algorithms
 from hpc_oldsgd.study import __main__ as study
-from hpc_oldsgd.study import costs, formulas, table1
+from hpc_oldsgd.study import costs, formulas, pages, table1
 from support import ROOT
 
 GRID = [(tau, c) for tau in (1, 2, 3, 5, 20) for c in (0.0, 0.3, 1.0, 1.5, 2.5, 7.0, 40.0)]
@@ -36,8 +36,8 @@ def test_table1_prints_and_writes_formula_beside_measured(
     options = ["--quick", "--agents", "9", "4", "--tau", "5", "--c", "2.5", "--out"]
     study.main(["table1", *options, str(tmp_path)])
     said = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() in said and "11 cells, about 1 s" in said
-    assert "Largest difference in 11 cells" in said and (tmp_path / "commands.sh").exists()
+    assert (tmp_path / "report.md").read_text() in said and "12 cells, about 1 s" in said
+    assert "Largest difference in 12 cells" in said and (tmp_path / "commands.sh").exists()
     assert "5 / 5" in (tmp_path / "report.html").read_text()
     rows = list(csv.DictReader((tmp_path / "table1.csv").open()))
     several_steps = [name for name in algorithms.names() if not name.startswith("dsgd")]
@@ -91,7 +91,7 @@ def test_what_a_schedule_makes_is_counted() -> None:
 
 def test_the_table_in_the_docs_is_up_to_date() -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
-    assert costs.updated(text) == text, (
+    assert pages.with_block(text, costs.table(), costs.KEY) == text, (
         "run: python -m hpc_oldsgd.study costs --write docs/algorithms.md"
     )
 

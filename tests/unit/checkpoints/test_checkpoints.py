@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from hpc_oldsgd import algorithms, export
-from hpc_oldsgd.checkpoints import part_file, store
-from hpc_oldsgd.checkpoints.part_file import Unusable
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import Diverged, Stopped, UserError
 from hpc_oldsgd.runs import folder as run_folder
+from hpc_oldsgd.runtime import part_file
+from hpc_oldsgd.runtime.part_file import Unusable
 from hpc_oldsgd.training.signals import Inbox
 from support.bits import same
 from support.runs import SHORT, crash, last, rows_of, simulated

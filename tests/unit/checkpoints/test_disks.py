@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from hpc_oldsgd import export
-from hpc_oldsgd.checkpoints import part_file, store
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.errors import NotSaved, UserError
+from hpc_oldsgd.runtime import part_file
 from support import faults
 from support.runs import SHORT, contents, rows_of, simulated
 

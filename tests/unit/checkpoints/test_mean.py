@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from hpc_oldsgd import topology
-from hpc_oldsgd.checkpoints import part_file
 from hpc_oldsgd.checkpoints.mean import mean_state_dict
 from hpc_oldsgd.checkpoints.store import Checkpoint, part_name
+from hpc_oldsgd.runtime import part_file
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from support.small_problems import rows
 

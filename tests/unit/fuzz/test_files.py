@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from hpc_oldsgd import export
-from hpc_oldsgd.checkpoints import part_file, store
-from hpc_oldsgd.checkpoints.part_file import Unusable
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runtime import part_file
+from hpc_oldsgd.runtime.part_file import Unusable
 from support.random_input import cases, refused_or, values
 
 MANIFEST: dict[str, Any] = {
@@ -133,7 +134,7 @@ def test_run_folders(folder: Path, lines: list[str], config: Any, summary: Any) 
     (run / "metrics.jsonl").write_text("\n".join(lines), encoding="utf-8", errors="surrogatepass")
     (run / "config.json").write_text(json.dumps(config))
     (run / "summary.json").write_text(json.dumps(summary))
-    rows = run_folder.read_rows(run, 10)
+    rows = run_folder.rows_before(run, 10)
     assert all(isinstance(row, dict) and int(row["round"]) < 10 for row in rows)
     refused_or(lambda: reader.read_one(run))
     refused_or(lambda: export.task_of(run))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from hpc_oldsgd import ops
 from hpc_oldsgd.doctor.machine import memory_available
@@ -60,6 +61,11 @@ BAD_MIX: dict[str, Callable[[], dict[str, Any]]] = {
     "y_next partly overlaps y_self": lambda: dict(zip(("y_next", "y_self"), partly(), strict=True)),
     "y_next and out must not share": lambda: dict(zip(("out", "y_next"), partly(), strict=True)),
     "out requires grad": lambda: {"out": t().requires_grad_()},
+    "y_self requires grad": lambda: {"y_self": t().requires_grad_()},
+    "a neighbour requires grad": lambda: {"neighbours": [t().requires_grad_()]},
+    "acc requires grad": lambda: {"acc": t().requires_grad_()},
+    "weights or alpha require grad": lambda: {"weights": torch.tensor(W2, requires_grad=True)},
+    "have different shapes": lambda: {"y_self": t().view(4, 10), "neighbours": [t().view(10, 4)]},
 }
 
 
@@ -96,10 +102,58 @@ def test_out_may_be_an_input(which: str) -> None:
     assert same(out, expected)
 
 
-def test_any_shape_of_the_same_size() -> None:
+def test_a_flat_buffer_fits_any_shape_of_its_size() -> None:
     x, y = torch.zeros(3, 4), torch.arange(12.0)
-    ops.fused_mix(x, y, [y.view(2, 6)], W2)
+    ops.fused_mix(x, y, [y.view(3, 4)], W2)
     assert torch.equal(x, y.view(3, 4))
+
+
+def test_two_shapes_of_one_size_are_refused() -> None:
+    x, y = torch.zeros(3, 5), torch.arange(15.0)
+    with pytest.raises(ValueError, match=r"y_self is \(5, 3\).*x is \(3, 5\).*different shapes"):
+        ops.fused_mix_delta(x, y.view(5, 3), [y], W2)
+    assert not x.any()
+
+
+def _in_dual_level() -> None:
+    with forward_ad.dual_level():
+        ops.fused_mix(t(), forward_ad.make_dual(t(), t()), [t()], W2)
+
+
+TRANSFORMS: dict[str, Callable[[], Any]] = {
+    "vmap": lambda: torch.vmap(lambda a: ops.fused_mix(a, t(), [t()], W2))(torch.ones(2, N)),
+    "vmap of alpha": lambda: torch.vmap(lambda a: ops.fused_mix(t(), t(), [t()], W2, t(), a))(t(2)),
+    "grad": lambda: torch.func.grad(lambda a: (ops.fused_mix(t(), a, [t()], W2), a.sum())[1])(t()),
+    "jvp": lambda: torch.func.jvp(lambda a: ops.fused_mix(t(), a, [t()], W2), (t(),), (t(),)),
+    "a dual tensor": _in_dual_level,
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_of_torch_are_refused_in_one_line(name: str) -> None:
+    with pytest.raises(ValueError, match="vmap, grad or jvp") as caught:
+        TRANSFORMS[name]()
+    assert "\n" not in str(caught.value)
+
+
+def test_alpha_may_be_a_tensor_that_is_a_number() -> None:
+    out = t()
+    ops.fused_mix(out, t(), [t()], W2, t(), torch.tensor(0.5))
+    assert torch.equal(out, t(fill=0.5))
+    with pytest.raises(ValueError, match="weights or alpha require grad"):
+        ops.fused_mix(out, t(), [t()], W2, t(), torch.tensor(0.5, requires_grad=True))
+    with torch.no_grad():
+        ops.fused_mix(out, t().requires_grad_(), [t()], W2, t(), torch.tensor(0.5))
+
+
+def test_alpha_under_compile_is_a_float() -> None:
+    compiled = torch.compile(
+        lambda out, alpha: ops.fused_mix(out, t(), [t()], W2, t(), alpha),
+        backend="eager",
+        fullgraph=True,
+    )
+    with pytest.raises(Exception, match=r"alpha is a tensor.*float\(alpha\)"):
+        compiled(t(), torch.tensor(0.5))
 
 
 def test_weights_may_be_any_numbers() -> None:

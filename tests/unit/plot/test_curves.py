@@ -250,7 +250,7 @@ def damage(name: str, content: bytes | None) -> Any:
         (damage("metrics.jsonl", None), "no metrics.jsonl"),
         (damage("metrics.jsonl", b'{"iteration": 5}\nrubbish\n{"iteration": 9}\n'), "line 2,"),
         (damage("metrics.jsonl", b"[1, 2]\n"), "line 1,"),
-        (damage("metrics.jsonl", b"\xff\xfe\n"), "Cannot read"),
+        (damage("metrics.jsonl", b"\xff\xfe\n"), "line 1,"),
         (damage("metrics.jsonl", b""), "nothing to draw yet"),
         (damage("config.json", None), "a holds no whole run: there is no config.json.\n"),
         (damage("config.json", b'{"options": '), "damaged"),
@@ -323,6 +323,7 @@ def test_no_training_code_is_imported():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {
         "hpc_oldsgd", "hpc_oldsgd.cli", "hpc_oldsgd.cli.fields", "hpc_oldsgd.errors",
+        "hpc_oldsgd.files",
         "hpc_oldsgd.launch", "hpc_oldsgd.launch.launcher", "hpc_oldsgd.launch.openmpi",
         "hpc_oldsgd.plot", "hpc_oldsgd.runs", "hpc_oldsgd.runs.reader",
         *(f"hpc_oldsgd.plot.{m}" for m in

@@ -63,11 +63,11 @@ def test_bars_lie_where_the_spans_were(tmp_path):
         for path in bar.get_paths() if len(bar.get_facecolor()) else []:
             (x0, _), (x1, _) = path.get_extents().get_points()
             bars.setdefault(to_hex(bar.get_facecolor()[0]), []).append((x0, x1 - x0))
-    flights = [value for pair in bars[timeline.COLOURS["flight"]] for value in pair]
-    waits = [value for pair in bars[timeline.COLOURS["wait"]] for value in pair]
+    flights = [value for pair in bars[timeline.LOOKS["flight"][0]] for value in pair]
+    waits = [value for pair in bars[timeline.LOOKS["wait"][0]] for value in pair]
     assert flights == pytest.approx([0, 80, 100, 80], abs=1e-6)
     assert waits == pytest.approx([75, 20, 175, 20], abs=1e-6)
-    assert len(bars[timeline.COLOURS["compute"]]) == 2 * TAU
+    assert len(bars[timeline.LOOKS["compute"][0]]) == 2 * TAU
 
 
 def test_the_window_is_typical_and_undisturbed(tmp_path):

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from hpc_oldsgd import cli, export
-from hpc_oldsgd.checkpoints import part_file, store
+from hpc_oldsgd.checkpoints import store
 from hpc_oldsgd.runs import reader
+from hpc_oldsgd.runtime import part_file
 from support.runs import SHORT, contents, simulated
 
 SHORTER = SHORT.replace("40", "8") + " --momentum 0.9 --keep 1"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.checkpoints.part_file import snapshot
+from hpc_oldsgd.runtime.part_file import snapshot
 from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.simulation.clock import Clock
 from hpc_oldsgd.simulation.stacked import StackedTransport

@@ -69,8 +69,8 @@ def run(algorithm, graph, x0, grad, rounds, late, *, wire=None, clock: dict[str,
     exchange = transport.exchange
     flights = []
 
-    def watched(x, round):
-        flights.append((round, exchange(x, round)))
+    def watched(x, round, share):
+        flights.append((round, exchange(x, round, share)))
         return flights[-1][1]
 
     transport.exchange = watched  # type: ignore[method-assign]
@@ -188,7 +188,7 @@ def test_tracking_terms_still_sum_to_zero():
         )
     assert any(r.left_out for r in transport.records)
     assert runner.algorithm.state_dict()["c"].sum(0).abs().max() < 1e-12
-    assert {lane for lane, _ in transport.left_out} == {0, 1}  # x and z, each with its own count
+    assert {lane for lane, *_ in transport.left_out} == {0, 1}  # x and z, each with its own count
 
 
 def test_a_hiccup_no_longer_stops_the_others():
@@ -237,7 +237,7 @@ def test_a_saved_state_goes_on_where_it_was():
     whole.start()
     steps(whole, 0, 20)
     resumed = made()
-    assert any(saved["transport"]["left_out"]["0:0"])
+    assert any(saved["transport"]["left_out"]["0:0:0"])
     resumed.transport.clock.load_state_dict(saved["clock"])
     resumed.transport.load_state_dict(saved["transport"])
     resumed.load_state_dict(saved["runner"])

@@ -26,7 +26,7 @@ from support.runs import study_cell as cell
 def test_a_run_that_was_measured_less_is_not_done(tmp_path: Path) -> None:
     """And one that was measured enough counts, wherever a coarse one lies."""
     coarse, fine = cell(), cell()
-    coarse = dataclasses.replace(coarse, config=dataclasses.replace(coarse.config, eval_every=3))
+    coarse = dataclasses.replace(coarse, options=dataclasses.replace(coarse.options, eval_every=3))
     engine.run_one(coarse, tmp_path / "a")
     (run,) = reader.read([tmp_path / "a"])
     assert coarse.done(run) and not fine.done(run) and not cell(eval_samples=30).done(run)
@@ -43,7 +43,7 @@ def test_a_run_that_was_cut_short_and_measured_less_begins_anew(
 ) -> None:
     """Its rows would be among those of the study, which says how it measured."""
     path, whole = tmp_path / "run", cell()
-    begun = dataclasses.replace(whole.config, iterations=8, out=path, **less)
+    begun = dataclasses.replace(whole.options, iterations=8, out=path, **less)
     simulate.run(Spec(begun, whole.algorithm, whole.task))
     (path / "summary.json").unlink()
     engine.run_one(whole, path)

@@ -53,7 +53,7 @@ def test_replayed_times_are_those_of_a_run_at_that_clock(name: str, tmp_path: Pa
         clocks.append({"c": 2.0, "degree_aware": True})
     for clock in clocks:
         again = cell(name, **clock)
-        expected = in_memory(again.spec).run()
+        expected = in_memory(again).run()
         timed = replay.at(once, run, **clock)
         assert timed.values("time") == pytest.approx([row["time"] for row in expected])
         assert timed.values("train_loss") == [row["train_loss"] for row in expected]
@@ -74,7 +74,7 @@ def test_another_run_has_another_key() -> None:
 
 def test_a_run_of_an_older_version_lacks_options_that_are_at_their_defaults() -> None:
     made = cell()
-    options = dataclasses.asdict(made.config)
+    options = dataclasses.asdict(made.options)
     for name in ("bn", "late", "late_wait", "slow"):
         del options[name]
     content = {"options": options, "agents": 3, "alpha": made.alpha}
@@ -281,8 +281,8 @@ def test_over_mpi_time_is_wall_time(
     [
         (("--task", "digit"), "did you mean digits?"),
         (("--algorithm", "sgd"), "There is no algorithm 'sgd'"),
-        (("--tau", "0"), "--tau must be at least 1."),
-        (("--every", "0"), "--every must be at least 1."),
+        (("--tau", "0"), "--tau must be at least 1, not 0"),
+        (("--every", "0"), "--every must be at least 1, not "),
         (("--options=--batchnom",), "Unknown option --batchnom"),
         (("--mpi", "--launcher", "mpirun"), "--launcher needs {n}"),
         (("--options=--c 7",), "--options cannot set --c: a study times its runs itself"),
@@ -305,14 +305,14 @@ def test_options_of_simulate_reach_every_run() -> None:
     words = ["--options=--batchnorm --topology torus", "--agents", "4"]
     grid = grids.Grid(cli.parse(speedup.Options, words))
     made = grid.cell("oldsgd", 5)
-    assert made is not None and made.config.topology == "torus"
-    assert made.task.batchnorm and made.config.gradients == "each"  # type: ignore[attr-defined]
-    assert made.config.eval_samples == 300 and made.config.eval_every == 1  # the plan's
+    assert made is not None and made.options.topology == "torus"
+    assert made.task.batchnorm and made.options.gradients == "each"  # type: ignore[attr-defined]
+    assert made.options.eval_samples == 300 and made.options.eval_every == 1  # the plan's
     told = grids.Grid(cli.parse(speedup.Options, ["--options=--eval-every 4 --eval-samples 50"]))
     made = told.cell("oldsgd", 5)
-    assert made is not None and (made.config.eval_every, made.config.eval_samples) == (4, 50)
+    assert made is not None and (made.options.eval_every, made.options.eval_samples) == (4, 50)
     made = grids.Grid(cli.parse(speedup.Options, ["--every", "20"])).cell("oldsgd", 5)
-    assert made is not None and made.config.eval_every == 4  # rounds
+    assert made is not None and made.options.eval_every == 4  # rounds
 
 
 def test_a_dry_run_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -326,7 +326,7 @@ def test_a_dry_run_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_report_says_what_is_less_than_the_papers() -> None:
     some = [cell(tau=5, target=0.9)]
-    some[0].config.eval_every = 4
+    some[0].options.eval_every = 4
     said = "; ".join(paper.differences(some, (5,), 1, []))
     assert "tau: only 5, where the paper takes each algorithm's best of 1, 3, 5, 10" in said
     assert "measured: every 20 iterations (4 rounds), on at most 20 test samples" in said

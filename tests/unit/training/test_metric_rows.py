@@ -153,8 +153,8 @@ def test_a_row_is_one_line_of_strict_json(tmp_path: Path) -> None:
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0], parse_constant=pytest.fail)["y"] == [None, 1.0]
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, '{"round": 1, "it']))
-    assert [row["round"] for row in run_folder.read_rows(tmp_path, before=2)] == [1]
-    assert run_folder.read_rows(tmp_path / "none", before=2) == []
+    assert [row["round"] for row in run_folder.rows_before(tmp_path, 2)] == [1]
+    assert run_folder.rows_before(tmp_path / "none", 2) == []
 
 
 def test_what_is_in_the_folder_decides(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_rows_without_what_the_summary_needs_are_none(tmp_path: Path) -> None:
     bad += [{**row, "step_s": "0.1"}, {**row, "transfer": None}, {**row, "iteration": 10**400}]
     lines = map(json.dumps, [*bad, row, {**row, "round": 5}])
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    assert run_folder.read_rows(tmp_path, 5) == [row]
+    assert run_folder.rows_before(tmp_path, 5) == [row]
     task = parse(words()).task
     found = summarise([row | {"test_accuracy": "x"}], task, "a run", "s")
     assert found["step_s"] == 0.1 and found["best"] is None

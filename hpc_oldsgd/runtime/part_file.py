@@ -41,7 +41,13 @@ class Written:
 
 def snapshot(tree: Any) -> Any:
     """A copy in host memory that the training no longer touches; waits for a device's copies."""
-    return _tensors(tree, lambda t: t.detach().to("cpu", copy=True))
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: snapshot(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(snapshot, tree))
+    return tree
 
 
 def write(path: Path, tree: Any) -> Written:
@@ -104,16 +110,6 @@ def check(path: Path, expected: Written) -> None:
 
 
 # -- trees -------------------------------------------------------------------------------------
-
-
-def _tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(tree, Tensor):
-        return change(tree)
-    if isinstance(tree, dict):
-        return {key: _tensors(value, change) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_tensors(value, change) for value in tree)
-    return tree
 
 
 def _pack(tree: Any, tensors: dict[str, Tensor], name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The rule and the bound against a transcription in exact fractions, term by term."""
+"""The rule and the bound against a transcription in exact fractions; the command."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpc_oldsgd import theory
 from hpc_oldsgd.errors import UserError
-from hpc_oldsgd.theory import Problem
+from hpc_oldsgd.theory import Flights, Problem
 from hpc_oldsgd.topology import from_name
 
 RING = from_name("ring", 9)
@@ -97,6 +97,8 @@ def test_shape_of_the_rule():
         (lambda: theory.bound(Problem(), RING, 1, alpha=0, T=1, gap=1), "alpha"),
         (lambda: theory.bound(Problem(), RING, 1, alpha=1, T=0, gap=1), "T must"),
         (lambda: theory.bound(Problem(), RING, 1, alpha=1, T=1, gap=-1), "gap"),
+        (lambda: theory.main(theory.Options(gamma=1.0)), "gamma must be at least 0 and below 1"),
+        (lambda: theory.main(theory.Options(fragments=6)), "fragments must be from 1 to tau"),
     ],
 )
 def test_errors(make, reason):
@@ -113,6 +115,34 @@ def test_command(capsys):
     assert words.count(f"{largest:.6g}") == 2  # the binding term, and the minimum
     assert f"{bound:.6g}" in words
     assert "above the rule" in out
+
+
+def test_command_says_how_far_agents_are_apart(capsys):
+    theory.main(theory.Options(topology="torus", n=16, tau=5, sigma=2, fragments=3, gamma=0.2))
+    out = capsys.readouterr().out
+    graph, flights = from_name("torus", 16), Flights.oldsgd(5, 3)
+    said = theory.disagreement(graph, flights, sigma=2, zeta=1, gamma=0.2)
+    row = next(line for line in out.splitlines() if "xoldsgd in 3 fragments  " in line)
+    assert row.split()[-2:] == [f"{value:.6g}" for value in said]
+    suits = next(line for line in out.splitlines() if "suits" in line)
+    assert suits.split()[-1] == f"{theory.damping(graph, 5, 3):g}"
+
+
+@pytest.mark.parametrize("name, n", [("one-peer-ring", 8), ("ring", 2001)])
+def test_command_without_modes(capsys, name, n):
+    theory.main(theory.Options(topology=name, n=n))
+    assert "static W of at most 2000 agents" in capsys.readouterr().out
+
+
+def test_command_unstable(capsys):
+    """JSON has no infinity, and the table says what it is."""
+    options = {"topology": "torus", "n": 16, "gamma": 0.9}
+    theory.main(theory.Options(**options, json=True))
+    report = json.loads(capsys.readouterr().out)
+    assert report["disagreement"]["xoldsgd"] == {"boundary": None, "mean": None}
+    assert report["xoldsgd"]["stable_below"] == pytest.approx(5 / 6)
+    theory.main(theory.Options(**options))
+    assert "infinite" in capsys.readouterr().out
 
 
 def test_command_json(capsys):

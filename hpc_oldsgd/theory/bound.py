@@ -17,13 +17,11 @@ and the numbers are an indication only.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 
-from . import cli, topology
-from .errors import UserError
-from .topology import Topology
+from ..errors import UserError
+from ..topology import Topology
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ def constants(problem: Problem, graph: Topology, tau: int) -> tuple[float, float
 
 def step_size_limits(problem: Problem, graph: Topology, tau: int) -> dict[str, float]:
     """The five terms of the rule, by the formula of each; infinite where M = 0 lifts a limit."""
-    _check_tau(tau)
+    check_tau(tau)
     n, p, L, M, P = graph.n, _p(graph), problem.L, problem.M, problem.P
     C, _ = constants(problem, graph, tau)
     return {
@@ -81,7 +79,7 @@ def bound_terms(
     problem: Problem, graph: Topology, tau: int, *, alpha: float, T: int, gap: float
 ) -> dict[str, float]:
     """The three terms of the bound on the mean squared gradient over T steps; gap = f^0 - f*."""
-    _check_tau(tau)
+    check_tau(tau)
     if not (alpha > 0 and math.isfinite(alpha)):
         raise UserError(f"alpha must be positive and finite, not {alpha:g}.")
     if T < 1:
@@ -113,72 +111,6 @@ def _p(graph: Topology) -> float:
     return graph.p
 
 
-def _check_tau(tau: int) -> None:
+def check_tau(tau: int) -> None:
     if tau < 1:
         raise UserError(f"tau must be at least 1 local step, not {tau}.")
-
-
-@dataclass(frozen=True)
-class Options(Problem):
-    """Print the step-size rule and the convergence bound of OLDSGD for a graph."""
-
-    topology: cli.Positional[str] = "ring"
-    """The graph, as `python -m hpc_oldsgd.topology` takes it."""
-    n: cli.Positional[int] = 9
-    """Number of agents."""
-    weights: str = "auto"
-    """Mixing weights: auto, uniform, metropolis or lazy."""
-    tau: int = 5
-    """Local steps per round."""
-    alpha: float | None = None
-    """Step size for the bound; the largest allowed one without it."""
-    T: int = 10_000
-    """Iterations."""
-    gap: float = 1.0
-    """f^0 - f*: how far the first loss is above the smallest one."""
-    json: bool = False
-    """Print one line of JSON instead."""
-
-
-def main(options: Options) -> None:
-    graph = topology.from_name(options.topology, options.n, weights=options.weights)
-    limits = step_size_limits(options, graph, options.tau)
-    largest = min(limits.values())
-    alpha = largest if options.alpha is None else options.alpha
-    terms = bound_terms(options, graph, options.tau, alpha=alpha, T=options.T, gap=options.gap)
-    C, D = constants(options, graph, options.tau)
-    if options.json:
-        finite = {name: value if math.isfinite(value) else None for name, value in limits.items()}
-        report = {
-            "topology": graph.name, "n": graph.n, "tau": options.tau,
-            "lambda_2": graph.lambda_2, "p": graph.p, "C": C, "D": D,
-            "limits": finite, "max_alpha": largest, "alpha": alpha,
-            "terms": terms, "bound": sum(terms.values()),
-        }  # fmt: skip
-        print(json.dumps(report))
-        return
-    print(f"{graph.name}, n = {graph.n}, tau = {options.tau}")
-    print(f"lambda_2 = {graph.lambda_2:.6g}, p = {graph.p:.6g}, C = {C:.6g}, D = {D:.6g}")
-    if graph.period > 1:
-        print(
-            f"note: the theorem is for a static W; p is that of a period of {graph.period} rounds"
-        )
-    print("\nalpha is at most the least of")
-    _table(limits)
-    print(f"  {'largest alpha':<38} {largest:.6g}")
-    print(
-        f"\nmean squared gradient over T = {options.T} at alpha = {alpha:.6g}, at most the sum of"
-    )
-    _table(terms)
-    print(f"  {'bound':<38} {sum(terms.values()):.6g}")
-    if alpha > largest:
-        print("note: alpha is above the rule, so the bound is not proved for it")
-
-
-def _table(terms: dict[str, float]) -> None:
-    for name, value in terms.items():
-        print(f"  {name:<38} {'no limit' if math.isinf(value) else f'{value:.6g}'}")
-
-
-if __name__ == "__main__":
-    cli.run(main, Options, prog="hpc_oldsgd.theory")

@@ -1,0 +1,92 @@
+"""fp32 norms in a model of another type: mixed as if they were in x."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpc_oldsgd import OLDSGD, Agent
+
+
+class Norms(nn.Module):
+    """`wide` has the type of the body in the reference, fp32 norms and statistics otherwise.
+
+    The body's own gradient does not depend on the norms, nor theirs on it: so the type of the one
+    changes no bit of the other.
+    """
+
+    def __init__(self, body: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(5, 3, dtype=body)
+        self.norm = nn.BatchNorm1d(4)
+
+    def backward(self, seed: int) -> None:
+        g = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(6, 5, generator=g), torch.randn(6, 4, generator=g)
+        self.body(x.to(self.body.weight.dtype)).square().sum().backward()
+        (self.norm(y) * y).square().mean().backward()
+
+
+def train(comm: Any, body: torch.dtype, resume: bool = False) -> tuple[Agent, Norms, dict]:
+    model = Norms(body)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    with Agent(model, optimizer, OLDSGD(tau=3), "ring", comm) as agent:
+        agent.metrics()
+        saved: dict[str, Any] = {}
+        for k in range(12):
+            optimizer.zero_grad()
+            model.backward(100 * comm.rank + k)
+            agent.step()
+            if k == 5:
+                saved = copy.deepcopy(agent.state_dict())
+        mean = agent.mean_state_dict()
+        assert (agent.metrics()["consensus"] > 0) == (comm.size > 1)
+        if resume:
+            agent.load_state_dict(saved)
+            for k in range(6, 12):
+                optimizer.zero_grad()
+                model.backward(100 * comm.rank + k)
+                agent.step()
+    return agent, model, mean
+
+
+@pytest.mark.parametrize("body", [torch.bfloat16, torch.float64])
+def test_norms_of_another_type_are_mixed_as_in_x(comm, body):
+    """Their bits are those of a model that is fp32 as a whole."""
+    agent, model, mean = train(comm, body)
+    assert agent.x.dtype == body and len(agent.others.flats) == 1
+    _, reference, _ = train(comm, torch.float32)
+    assert torch.equal(model.norm.weight, reference.norm.weight)
+    assert torch.equal(model.norm.bias, reference.norm.bias)
+    assert torch.equal(model.norm.running_var, reference.norm.running_var)
+    everybody = torch.tensor(comm.allgather(model.norm.weight.tolist()))
+    torch.testing.assert_close(mean["norm.weight"], everybody.mean(0))
+    if comm.size > 1:
+        assert not torch.equal(everybody[0], everybody[1])
+
+
+def test_a_resumed_run_with_two_types_is_the_run_that_never_stopped(comm):
+    _, whole, _ = train(comm, torch.bfloat16)
+    _, resumed, _ = train(comm, torch.bfloat16, resume=True)
+    for (key, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
+        assert torch.equal(a, b), key
+
+
+def test_evaluation_with_two_types_leaves_no_trace(comm):
+    model = Norms(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with Agent(model, optimizer, OLDSGD(tau=2), "ring", comm) as agent:
+        for k in range(3):
+            optimizer.zero_grad()
+            model.backward(100 * comm.rank + k)
+            agent.step()
+        own = copy.deepcopy(model.state_dict())
+        state = agent.mean_state_dict()
+        with agent.mean_weights():
+            assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+        assert all(torch.equal(v, own[k]) for k, v in model.state_dict().items())
