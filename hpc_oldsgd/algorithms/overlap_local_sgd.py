@@ -47,7 +47,7 @@ class OverlapLocalSGD(Algorithm):
 
     def schedule(self, agent: Runner) -> Schedule:
         first = not hasattr(self, "z")
-        self.init(z=agent.x.clone(), v=agent.zeros())  # z is set in the first round
+        self.init(z=agent.zeros(), v=agent.zeros())
         for _ in agent.rounds():
             average = agent.all_reduce(agent.x)
             for _ in range(self.tau):

@@ -64,6 +64,8 @@ class Agent(AgentRunner, metaclass=_UsersView):
     job and names it.
     """
 
+    several_types = True
+
     def __init__(
         self,
         model: nn.Module,

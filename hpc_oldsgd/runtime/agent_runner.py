@@ -40,6 +40,8 @@ class AgentRunner(Runner):
 
     transport: MpiTransport
     others: OtherTypes
+    several_types = False
+    """Whether tensors of another type than x are mixed beside it."""
 
     def __init__(
         self,
@@ -160,8 +162,11 @@ class AgentRunner(Runner):
 
     def _flatten(self) -> Flat:
         with followed(self.model, self.optimizer):
-            types = mixed_types(self.model, self.buffers)
-            flat, self.others = flatten(self.model, self.buffers, types)
+            if self.several_types:
+                types = mixed_types(self.model, self.buffers)
+                flat, self.others = flatten(self.model, self.buffers, types)
+            else:  # a run's mean model and checkpoints hold one vector
+                flat, self.others = Flat(self.model, self.buffers), OtherTypes([])
         return flat
 
     def _boundary(self) -> bool:
