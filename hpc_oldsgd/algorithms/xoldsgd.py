@@ -59,7 +59,8 @@ class XOLDSGD(Fragmented):
     def check(self, topology: Topology) -> None:
         """With r = tau / P / tau < 1/2 also gamma (1 - lambda) (1 - 2r) < 2 (1 + lambda)."""
         r = self.tau // self.P / self.tau  # of the freshest fragment
-        if r >= 0.5 or not self.gamma or topology.period > 1 or topology.n > LARGEST_N:
+        known = topology.period == 1 and 2 <= topology.n <= LARGEST_N
+        if r >= 0.5 or not self.gamma or not known:
             return
         least = float(np.linalg.eigvalsh(topology.matrix())[0])
         limit = 2 * (1 + least) / ((1 - least) * (1 - 2 * r))
