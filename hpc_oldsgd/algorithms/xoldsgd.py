@@ -57,8 +57,8 @@ class XOLDSGD(Fragmented):
         )
 
     def check(self, topology: Topology) -> None:
-        """With r = tau / P / tau < 1/2 also gamma (1 - lambda) (1 - 2r) < 2 (1 + lambda)."""
-        r = self.tau // self.P / self.tau  # of the freshest fragment
+        """Where r < 1/2, also gamma (1 - lambda) (1 - 2r) < 2 (1 + lambda) must hold."""
+        r = self.tau // self.P / self.tau  # how old the freshest fragment is, in rounds
         known = topology.period == 1 and 2 <= topology.n <= LARGEST_N
         if r >= 0.5 or not self.gamma or not known:
             return
