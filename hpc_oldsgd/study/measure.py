@@ -43,8 +43,8 @@ class Study:
         """What the paper has to say, and what differs in the setup; `taus` if the best is taken."""
         seeds, runs = len(self.options.seeds), list(self.runs.values())
         listed = paper.differences(self.cells, tuple(taus), seeds, runs)
-        lines = [*said, "What differs from the paper's setup:", *(f"- {text}" for text in listed)]
-        return Section("Beside the paper", lines)
+        differs = f"What differs from the paper's setup: {'; '.join(listed)}."
+        return Section("Beside the paper", [*said, differs])
 
     def run(self, cell: Cell) -> Run:
         return self.runs[cell.key]
