@@ -203,7 +203,7 @@ def draw(all_seen: list[Seen], window: float, stem: Path) -> list[Path]:
         from matplotlib.patches import Patch
         from matplotlib.ticker import MaxNLocator
 
-        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
         handles = [Patch(color=LOOKS[k][0], label=LOOKS[k][1])
                    for k in ("compute", "flight", "wait", "mix")]  # fmt: skip

@@ -107,6 +107,20 @@ def test_the_best_tau_is_the_first_at_the_target() -> None:
     assert best[1]["against VGG11"] == "+22%"
 
 
+def test_a_report_says_how_far_our_methods_are_ahead() -> None:
+    columns: list[tuple[float, dict[str, float | None]]] = [
+        (1.0, {"oldsgd": 20, "oldsgd:fragments=tau": 10, "xoldsgd": None, "ldsgd": 40, "kgt": 1}),
+        (5.0, {"oldsgd": 10, "oldsgd:fragments=tau": 10, "xoldsgd": 5, "ldsgd": 80, "kgt": 1}),
+    ]
+    best = [
+        {"algorithm": row, "partition": "iid", "c": c, "time": time}
+        for c, times in columns for row, time in times.items()
+    ]  # fmt: skip
+    (said,) = speedup.ahead(best)
+    assert said.startswith("LDSGD's time") and "over 2 columns" in said
+    assert "oldsgd 4.00, oldsgd:fragments=tau 5.66 (" in said, "not xoldsgd, which missed one"
+
+
 def test_a_report_says_what_is_less_than_the_papers() -> None:
     some = [cell(tau=5, target=0.9)]
     some[0].options.eval_every = 4
