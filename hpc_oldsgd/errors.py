@@ -43,6 +43,12 @@ class NeighbourTimeout(RuntimeError):
         self.everybody = everybody
 
 
+def no_matplotlib() -> UserError:
+    return UserError(
+        'A plot needs matplotlib, which is not installed: pip install "hpc_oldsgd[plots]".'
+    )
+
+
 def unknown(what: str, name: object, known: Iterable[str], also: str = "") -> UserError:
     """There is no `what` of this name: which one is close, and which are known."""
     known = list(known)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, no_matplotlib
 from .partition import Ints
 
 MAX_BARS = 20  # labels past this are drawn as a heat map
@@ -48,9 +48,7 @@ def save(table: Ints, names: Sequence[str], title: str, path: Path) -> None:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError:
-        raise UserError(
-            'A plot needs matplotlib, which is not installed: pip install "hpc_oldsgd[plots]".'
-        ) from None
+        raise no_matplotlib() from None
     n = len(table)
     figure = Figure(figsize=(9, min(1.9 + 0.32 * n, 14)), layout="constrained")
     canvas = FigureCanvasAgg(figure)

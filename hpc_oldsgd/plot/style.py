@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..errors import UserError, no_matplotlib
 
 WIDTH = 7.2  # inches: the text of a page, or two columns
 # Okabe and Ito's colours, the dark ones first; yellow is left out, it fades on white.
@@ -58,9 +58,7 @@ def figure(
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError(
-            'A plot needs matplotlib, which is not installed: pip install "hpc_oldsgd[plots]".'
-        ) from None
+        raise no_matplotlib() from None
     with matplotlib.rc_context(_RC):
         made = Figure(figsize=(width, height), layout="constrained")
         yield made

@@ -33,6 +33,8 @@ SHOWN = ("task", "algorithm", "topology", "partition", "agents", "alpha", "itera
 @dataclass(frozen=True)
 class Cell(Spec[SimulateOptions]):
     mpi: bool = False
+    row: str = ""
+    """Of the study's tables (rows.py)."""
 
     @property
     def n(self) -> int:
@@ -51,12 +53,16 @@ class Cell(Spec[SimulateOptions]):
     def folder(self) -> str:
         given = self.options
         parts = [
-            self.algorithm.name, f"tau{self.tau}", given.partition, f"n{self.n}",
+            self.algorithm.name, f"tau{self.tau}", *self._fragments, given.partition, f"n{self.n}",
             Path(given.topology).stem, f"seed{given.seed}",
         ]  # fmt: skip
         parts += ["mpi"] if self.mpi else []
         digest = hashlib.sha256(self.key.encode()).hexdigest()[:6]
         return "-".join([*parts, digest]).replace(":", "")
+
+    @property
+    def _fragments(self) -> list[str]:
+        return [f"P{self.algorithm.P}"] if self.algorithm.P > 1 else []
 
     def words(self, out: Path) -> list[str]:
         """The options of `simulate` or `train`, those at their defaults left out."""
@@ -79,12 +85,14 @@ class Cell(Spec[SimulateOptions]):
 
     def measured(self, run: Run) -> bool:
         """Whether it was measured as often as this cell asks, and on as many samples."""
+        given = run.config["options"]
         asked = self.options
         rounds = [0, *(row["round"] for row in run.rows)]
         most = asked.eval_every or max(1, self.iterations // self.tau // ROWS)
-        samples = run.config["options"].get("eval_samples", asked.eval_samples)
+        samples = given.get("eval_samples", asked.eval_samples)
+        whole = given.get("final_test", True) or not asked.final_test
         gaps = (after - before for before, after in pairwise(rounds))
-        return max(gaps, default=0) <= most and samples >= asked.eval_samples
+        return max(gaps, default=0) <= most and samples >= asked.eval_samples and whole
 
 
 class Shelf:

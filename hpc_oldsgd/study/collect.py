@@ -28,8 +28,8 @@ JUDGED: dict[str, tuple[target.Direction, float]] = {
     "train_loss": ("min", 1.1),
 }  # fmt: skip
 SCALING = (
-    "algorithm", "task", "topology", "agents", "tau", "c", "alpha", "value", "step_s", "hidden",
-    "time_to_target",
+    "algorithm", "task", "topology", "agents", "tau", "fragments", "c", "alpha", "value", "step_s",
+    "hidden", "time_to_target",
 )  # fmt: skip
 
 Record = dict[str, Any]
@@ -116,7 +116,9 @@ def record(run: Run, top: Path) -> Record:
     return {
         "run": str(run.path.relative_to(top)),
         **{k: known.get(k) for k in ("algorithm", "task", "partition", "topology", "agents")},
-        **{k: known.get(k) for k in ("tau", "c", "alpha")},
+        "tau": known.get("tau"),
+        "fragments": P if (P := known.get("fragments", 1)) > 1 else None,
+        **{k: known.get(k) for k in ("c", "alpha")},
         "state": "diverged" if diverged else "done" if run.ended else "unfinished",
         "iteration": last["iteration"],
         "time": last.get("time"),
@@ -190,7 +192,7 @@ def scaling(records: Table) -> Table:
     """Runs that differ in the number of agents, and in alpha where it grows with them, against
     the smallest of them."""
     table: Table = []
-    keys = ("algorithm", "task", "partition", "tau", "c", "clock")
+    keys = ("algorithm", "task", "partition", "tau", "fragments", "c", "clock")
     groups: list[Table] = []
     for same in grouped(
         records, lambda r: (str(r["topology"]).split(":")[0], *(r[k] for k in keys))
@@ -223,7 +225,8 @@ def by_rule(records: Table) -> list[Table]:
 
 
 def best(records: Table) -> Table:
-    """Of each algorithm the tau that was first at the target, and how much faster OLDSGD was."""
+    """Of each algorithm the tau, and the fragments, that were first at the target, and how much
+    faster OLDSGD was."""
     table: Table = []
     keys = ("task", "partition", "topology", "agents", "c", "clock")
     for group in grouped(records, _of(*keys)).values():
@@ -234,7 +237,7 @@ def best(records: Table) -> Table:
         ours = fastest.get("oldsgd", {}).get("time_to_target")
         for name, line in fastest.items():
             shown = {"algorithm": name, **{k: line[k] for k in keys[:-1]}}
-            shown |= {k: line[k] for k in ("tau", "value", "target", "time_to_target")}
+            shown |= {k: line[k] for k in ("tau", "fragments", "value", "target", "time_to_target")}
             table.append({**shown, "speedup_of_oldsgd": ratio(line["time_to_target"], ours)})
     return table
 

@@ -6,15 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import algorithms
 from ..errors import UserError
 from ..plot import curves, labels, style
 from ..runs.reader import Run
-from . import replay
+from . import replay, rows
 from .cells import Cell
 from .collect import Record
 from .figures import FORMATS
-from .grid import QUICK_ALGORITHMS, Grid, StudyOptions
+from .grid import QUICK_ROWS, Grid, StudyOptions
 from .measure import Study, setting
 from .report import Section
 
@@ -24,7 +23,7 @@ class Options(StudyOptions):
     """Loss, accuracy and consensus of every algorithm against iterations and time."""
 
     algorithm: tuple[str, ...] = ()
-    """Which; all if not given."""
+    """Which, as in `study speedup`; all if not given."""
     tau: int = 5
     """Local steps a round; algorithms of one step a round keep to it."""
     c: tuple[float, ...] = (1.0, 5.0)
@@ -42,7 +41,7 @@ class Options(StudyOptions):
 
 def main(options: Options) -> None:
     grid = Grid(options)
-    names = options.algorithm or (QUICK_ALGORITHMS if options.quick else algorithms.names())
+    names = options.algorithm or (QUICK_ROWS if options.quick else rows.every())
     cells = {p: chosen(grid, options, names, p) for p in options.partition or grid.partitions}
     study = Study("convergence", grid, cells)
     sections = []
@@ -75,7 +74,7 @@ def line(cell: Cell, run: Run, options: Options) -> Record:
     last, primary = run.rows[-1], cell.task.primary[0]
     times = {c: replay.at(cell, run, c).rows[-1]["time"] for c in options.clocks}
     return {
-        "algorithm": cell.algorithm.name,
+        "algorithm": cell.row,
         "tau": cell.tau,
         "iterations": last["iteration"],
         "training loss": last["train_loss"],
@@ -88,7 +87,8 @@ def line(cell: Cell, run: Run, options: Options) -> Record:
 def draw(begun: Sequence[tuple[Cell, Run]], options: Options, stem: Path) -> list[Path]:
     if not begun or not style.available():
         return []
-    named = [(cell, to_draw(run, cell.algorithm.name)) for cell, run in begun]
+    order = list(dict.fromkeys([*rows.every(), *(cell.row for cell, _ in begun)]))
+    named = [(cell, to_draw(run, cell.row, order.index(cell.row))) for cell, run in begun]
     plain = [run for _, run in named]
     title = labels.title(plain)
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -100,8 +100,8 @@ def draw(begun: Sequence[tuple[Cell, Run]], options: Options, stem: Path) -> lis
     return [path for path in drawn if path.suffix == ".png"]
 
 
-def to_draw(run: Run, name: str) -> Run:
+def to_draw(run: Run, name: str, line: int) -> Run:
     """With its label and line, and without its own c: the title names the c of the figure."""
     options = {k: v for k, v in run.config.get("options", {}).items() if k != "c"}
     config = {**run.config, "options": options}
-    return replace(run, config=config, label=name, line=algorithms.names().index(name))
+    return replace(run, config=config, label=name, line=line)

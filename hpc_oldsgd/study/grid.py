@@ -15,12 +15,12 @@ from ..cli.fields import at_least, positive
 from ..errors import UserError
 from ..tasks import Task
 from ..training.options import SimulateOptions
-from . import paper
+from . import paper, rows
 from .cells import Cell
 
 TAUS = (1, 3, 5, 10, 15, 20, 30, 40)  # the paper's
 QUICK_TAUS = (1, 5, 20)
-QUICK_ALGORITHMS = ("oldsgd", "ldsgd", "kgt", "lsgd", "lugt")
+QUICK_ROWS = ("oldsgd", "oldsgd:fragments=tau", "ldsgd", "kgt", "lsgd", "lugt")
 PARTITIONS = ("iid", "label:0.7")
 
 
@@ -94,8 +94,8 @@ class StudyOptions:
         for folder in self.also:
             if not folder.is_dir():
                 raise UserError(f"--also {folder}: there is no such folder.")
-        for name in several(getattr(self, "algorithm", None)):
-            algorithms.get(name)
+        for row in several(getattr(self, "algorithm", None)):
+            rows.check(row)
 
     @property
     def clocks(self) -> tuple[float, ...]:
@@ -120,7 +120,8 @@ class Grid:
         self.task: Task = chosen["task"]
         self._check_clock()
         # The defaults say how often and on what to measure, unless the user does.
-        told = {"eval_every": "--eval-every", "eval_samples": "--eval-samples"}
+        told = {"eval_every": "--eval-every", "eval_samples": "--eval-samples",
+                "final_test": "--final-test"}  # fmt: skip
         self.told = {name: getattr(self.base, name) for name, word in told.items() if word in words}
         self.defaults = self._defaults()
 
@@ -169,21 +170,21 @@ class Grid:
     def partitions(self) -> tuple[str, ...]:
         return self.defaults.partitions
 
-    def cell(self, algorithm: str, tau: int, seed: int = 0, **more: Any) -> Cell | None:
+    def cell(self, row: str, tau: int, seed: int = 0, **more: Any) -> Cell | None:
         """None where the algorithm takes another number of steps a round."""
-        made = algorithms.with_tau(algorithm, tau)
+        made = rows.make(row, tau)
         if made is None:
             return None
         known = self.defaults
         changes = {
-            "algorithm": algorithm, "seed": seed, "alpha": known.alpha,
+            "algorithm": made.name, "seed": seed, "alpha": known.alpha,
             "iterations": known.iterations, "target": known.target, "final_test": False,
             "eval_every": max(1, known.every // tau), "eval_samples": known.samples,
             "keep": 1, "threads": 0 if self.options.mpi else 1, "gradients": known.gradients,
             **self.told, **more, "agents": more.get("agents") or self.agents,
         }  # fmt: skip
         config = dataclasses.replace(self.base, **changes)
-        return Cell(config, made, self.task, self.options.mpi)
+        return Cell(config, made, self.task, self.options.mpi, row)
 
     def cells(
         self, names: Sequence[str], taus: Sequence[int], seeds: Sequence[int] = (), **more: Any

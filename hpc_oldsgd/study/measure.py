@@ -35,7 +35,7 @@ class Study:
         diverged = [cell for cell in self.there(cells) if (self.run(cell).path / DIVERGED).exists()]
         said = [f"{missing} of {len(cells)} runs are not there yet."] if missing else []
         if diverged:
-            names = (f"{c.algorithm.name} ({c.options.partition}, tau {c.tau})" for c in diverged)
+            names = (f"{c.row} ({c.options.partition}, tau {c.tau})" for c in diverged)
             said.append(f"Diverged: {comma(names)}.")
         return said
 
@@ -43,8 +43,8 @@ class Study:
         """What the paper has to say, and what differs in the setup; `taus` if the best is taken."""
         seeds, runs = len(self.options.seeds), list(self.runs.values())
         listed = paper.differences(self.cells, tuple(taus), seeds, runs)
-        lines = [*said, "What differs from the paper's setup:", *(f"- {text}" for text in listed)]
-        return Section("Beside the paper", lines)
+        differs = f"What differs from the paper's setup: {'; '.join(listed)}."
+        return Section("Beside the paper", [*said, differs])
 
     def run(self, cell: Cell) -> Run:
         return self.runs[cell.key]
@@ -56,7 +56,7 @@ class Study:
     def table(self, cells: Sequence[Cell], c: float) -> Table:
         """A line for each algorithm and tau: time and iterations to the target."""
         lines: Table = []
-        groups = grouped(self.there(cells), lambda cell: (cell.algorithm.name, cell.tau))
+        groups = grouped(self.there(cells), lambda cell: (cell.row, cell.tau))
         for (name, tau), same in groups.items():
             time, iterations = self.mean_reached(same, c)
             lines.append({"algorithm": name, "tau": tau, "iterations": iterations, "time": time})

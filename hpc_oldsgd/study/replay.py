@@ -1,7 +1,8 @@
 """When a run's rounds would have ended at another c, or with slow agents.
 
 In the simulator no iterate depends on time, so one run serves every clock: its schedule is driven
-once more with models of one number, and only the clock is read. That takes a fraction of a second.
+once more with models of a few numbers, and only the clock is read. That is quick.
+Fragments are then equally long; those of a real model may differ by one line (transport.base.LINE).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..runs.reader import Run
 from ..runs.spec import make_topology
 from ..simulation.clock import Times
 from ..simulation.trajectory import trajectory
+from ..transport.base import LINE
 from .cells import Cell
 
 _kept: dict[tuple[Any, ...], Times] = {}
@@ -29,9 +31,10 @@ def times(
     own = (algorithm.name, *sorted(algorithm.options().items()))
     key = (own, options.topology, options.weights, cell.n, c, slow, degree_aware)
     if key not in _kept or len(_kept[key]) <= rounds:
+        x0 = np.zeros((cell.n, LINE * algorithm.P))  # so that fragments are equally long
         whole = max(rounds, -(-cell.iterations // cell.tau))
         _kept[key] = trajectory(
-            algorithm, make_topology(options, cell.n), np.zeros((cell.n, 1)), _zero, 1.0, whole, c,
+            algorithm, make_topology(options, cell.n), x0, _zero, 1.0, whole, c,
             batched=True, speed=np.array(options.speeds()), degree_aware=degree_aware,
         ).time  # fmt: skip
     return _kept[key][: rounds + 1]

@@ -72,11 +72,13 @@ class Report:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
     def block(self, folder: Path, figures: Path) -> str:
-        """The report as a part of a page: no headings, and no tables that fill one."""
+        """The report as a part of a page: no headings, no tables that fill one, and of the
+        figures of a section the first and the last."""
         lines = [_behind("    ", pages.command(sys.argv[1:])), "", f"{pages.machine()}.", ""]
         for section in self.sections:
             lines += section.markdown(PAGE_ROWS)
-            for path in section.figures:
+            drawn = section.figures
+            for path in dict.fromkeys([*drawn[:1], *drawn[-1:]]):
                 name = f"{self.key}-{path.name}"
                 pages.picture(folder / path.name, figures / name)
                 lines += [f"![{path.stem}](figures/{name})", ""]

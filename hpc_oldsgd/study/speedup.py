@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import algorithms
-from . import figures, paper
+from . import figures, paper, rows
 from .cells import Cell
 from .collect import Record, Table, pivot, ratio
-from .grid import QUICK_ALGORITHMS, QUICK_TAUS, TAUS, Grid, StudyOptions
+from .grid import QUICK_ROWS, QUICK_TAUS, TAUS, Grid, StudyOptions
 from .measure import Study, comma, fastest, setting
 from .report import Section
 
@@ -26,7 +25,8 @@ class Options(StudyOptions):
     """Time to a target of every algorithm at its best tau, against OLDSGD (Tables 2 and 3)."""
 
     algorithm: tuple[str, ...] = ()
-    """Which; all if not given."""
+    """Which, with options of their own as xoldsgd:fragments=5,gamma=0.2; oldsgd:fragments=tau has
+    as many as the round has steps. All if not given."""
     tau: tuple[int, ...] = ()
     """Local steps a round; the paper's if not given: 1 3 5 10 15 20 30 40."""
     c: tuple[float, ...] = (1.0, 5.0)
@@ -38,7 +38,7 @@ class Options(StudyOptions):
 
     @property
     def names(self) -> Sequence[str]:
-        return self.algorithm or (QUICK_ALGORITHMS if self.quick else algorithms.names())
+        return self.algorithm or (QUICK_ROWS if self.quick else rows.every())
 
     @property
     def taus(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, no_matplotlib
 from .core import Floats, Topology
 from .graphs import lattice_sides
 
@@ -23,9 +23,7 @@ def save(topology: Topology, path: str | Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError(
-            'A plot needs matplotlib, which is not installed: pip install "hpc_oldsgd[plots]".'
-        ) from None
+        raise no_matplotlib() from None
     if topology.n > MAX_AGENTS:
         raise UserError(f"A plot shows at most {MAX_AGENTS} agents, and there are {topology.n}.")
     panels = min(topology.period, _PANELS)

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from hpc_oldsgd import algorithms, export, simulate, tasks, train
+from hpc_oldsgd import export, simulate, tasks, train
 from hpc_oldsgd.runs import spec
 from hpc_oldsgd.runs.backend import Stacked
 from hpc_oldsgd.runs.session import Session
 from hpc_oldsgd.runs.spec import Spec
+from hpc_oldsgd.study import rows
 from hpc_oldsgd.study.cells import Cell
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 from hpc_oldsgd.training.signals import Inbox
@@ -83,5 +84,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 def study_cell(name: str = "oldsgd", tau: int = 2, **options: Any) -> Cell:
     """A small run of a study."""
     given = {"task": "logistic", "agents": 3, "iterations": 12, "eval_samples": 20, **options}
-    config = SimulateOptions(algorithm=name, eval_every=1, final_test=False, **given)
-    return Cell(config, algorithms.get(name)(tau=tau), tasks.get("logistic")())
+    config = SimulateOptions(
+        algorithm=name.partition(":")[0], eval_every=1, final_test=False, **given
+    )
+    made = rows.make(name, tau)
+    assert made is not None
+    return Cell(config, made, tasks.get("logistic")(), row=name)

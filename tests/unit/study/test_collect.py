@@ -16,7 +16,7 @@ from hpc_oldsgd.study.collect import Options, main
 
 def write_run(
     path: Path, accuracy: list[float], seconds: float, n: int = 2, name: str = "oldsgd",
-    tau: int = 5, ended: bool = True, alpha: float = 0.1, **options: Any,
+    tau: int = 5, ended: bool = True, alpha: float = 0.1, P: int = 1, **options: Any,
 ) -> None:  # fmt: skip
     """One row every `seconds`."""
     path.mkdir(parents=True)
@@ -25,7 +25,7 @@ def write_run(
         "config.json",
         {
             "options": {"partition": "iid", **options},
-            "algorithm": {"name": name, "tau": tau},
+            "algorithm": {"name": name, "tau": tau, "fragments": P},
             "task": {"name": "digits"}, "agents": n, "alpha": alpha, "iterations": 50,
             "topology": {"name": "ring", "lambda_2": 0.0},
         },
@@ -82,7 +82,7 @@ def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
     for c in (1.0, 5.0):
         top = tmp_path / f"c{c}"
         write_run(top / "a", [0.7, 0.76, 0.8], 10.0, tau=5, c=c)  # at 20
-        write_run(top / "b", [0.7, 0.76, 0.8], 7.5, tau=10, c=c)  # at 15
+        write_run(top / "b", [0.7, 0.76, 0.8], 7.5, tau=10, P=int(c), c=c)  # at 15
         write_run(top / "c", [0.75, 0.76, 0.8], 15.0 * c, name="ldsgd", tau=3, c=c)  # at 30 c
         write_run(top / "d", [0.2, 0.1], 1.0, name="lugt", tau=3, c=c, ended=False)
         write_run(top / "e", [0.99, 0.1], 1.0, name="ldsgd", tau=5, c=c, ended=False)
@@ -94,7 +94,8 @@ def test_best_tau_of_each_algorithm(tmp_path: Path) -> None:
     main(Options(tmp_path, figures=False))
     assert "early diverged before its first row" in (tmp_path / "report.md").read_text()
     rows = {(row["algorithm"], row["c"]): row for row in table(tmp_path / "algorithms.csv")}
-    assert rows["oldsgd", "1.0"]["tau"] == "10"
+    ours = [rows["oldsgd", c] for c in ("1.0", "5.0")]
+    assert [(row["tau"], row["fragments"]) for row in ours] == [("10", ""), ("10", "5")]
     assert [rows[name, "1.0"]["speedup_of_oldsgd"] for name in ("oldsgd", "ldsgd", "lugt")] == [
         "1.0", "2.0", ""
     ]  # fmt: skip
