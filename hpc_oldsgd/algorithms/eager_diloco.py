@@ -9,9 +9,10 @@ Agent i has a theta_i of its own. With D_i^{-1} = 0 and m_i = 0, round r is
 
 D is the late average with the agent's own share made fresh. The average forms under the local
 steps: a round takes max(tau, 2(n-1)/n c). The outer gradients of two agents differ by (D_i^r -
-D_i^{r-1}) / n, which does not add up over the rounds: the agents stay together. Only changes are
-averaged, never models: agents that start apart stay apart, so they start from one model, as is the
-default.
+D_i^{r-1}) / n, which does not add up over the rounds: the agents stay together.
+
+In round 0 there is no late average. The models are averaged instead, and theta_i begins from their
+mean when it is there: else agents that start apart, as after the loss of one, would stay apart.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class EagerDiLoCo(OuterStep):
     D_own: Tensor = state()
 
     def schedule(self, agent: Runner) -> Schedule:
+        first = not hasattr(self, "D_own")
         self.init(m=agent.zeros(), D_own=agent.zeros())
         for _ in agent.rounds():
-            average = agent.all_reduce(self.D_own)  # of the round before
+            average = agent.all_reduce(agent.x if first else self.D_own)  # of the round before
             theta = agent.x.clone()
             for _ in range(self.tau):
                 g = yield
@@ -47,6 +49,9 @@ class EagerDiLoCo(OuterStep):
             agent.x.neg_().add_(theta)  # D_i^r
             D = (agent.x - self.D_own).div_(agent.n)
             self.D_own.copy_(agent.x)
-            D.add_(average.mean(agent.x))
+            late = average.mean(theta if first else agent.x)
+            if not first:
+                D.add_(late)
+            first = False
             agent.x.copy_(theta.sub_(self.nesterov(D)))
-            del theta, D  # not held under the next local steps
+            del theta, late, D  # not held under the next local steps

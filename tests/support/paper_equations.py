@@ -280,7 +280,10 @@ def eager_diloco(
     outer: float = 0.7,
     outer_momentum: float = 0.9,
 ) -> A:
-    """The fresh own outer gradient, and the late ones of all others: each counts 1/n."""
+    """The fresh own outer gradient, and the late ones of all others: each counts 1/n.
+
+    The mean of the models comes with the first outer step.
+    """
     n = len(x0)
     theta, m, late = [x0], np.zeros_like(x0), np.zeros_like(x0)
     for r in range(rounds):
@@ -289,7 +292,8 @@ def eager_diloco(
             [(fresh[i] + sum(late[j] for j in range(n) if j != i)) / n for i in range(n)]
         )
         m = outer_momentum * m + eager
-        theta.append(theta[r] - outer * (eager + outer_momentum * m))
+        start = mean(x0) if r == 0 else theta[r]
+        theta.append(start - outer * (eager + outer_momentum * m))
         late = fresh
     return np.array(theta)
 
@@ -315,12 +319,15 @@ def noloco(
 
 
 def dga(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
-    """Written with the gradients: at the end of a round, those of the round before are replaced."""
+    """Written with the gradients: at the end of a round, those of the round before are replaced by
+    their mean, and at the end of the first one so are the models at the start."""
     x, g = [x0], []
     for t in range(1, rounds * tau + 1):
         g.append(grad(x[t - 1], t - 1))
         step = x[t - 1] - alpha * g[t - 1]
-        if t % tau == 0 and t > tau:
+        if t == tau:
+            step = step + mean(x0) - x0
+        elif t % tau == 0:
             old = np.sum(g[t - 2 * tau : t - tau], axis=0)
             step = step - alpha * (mean(old) - old)
         x.append(step)

@@ -126,8 +126,7 @@ def rounds_of(name: str, x0: np.ndarray, tau: int, **options: float) -> np.ndarr
 def test_rivals_that_are_another_method(
     name: str, options: dict[str, float], other: str, tau: int
 ) -> None:
-    """From one common model, as a run starts."""
-    x0 = np.ones((6, 1)) * np.linspace(-1, 1, 5)
+    x0 = np.random.default_rng(1).standard_normal((6, 5))
     ours, theirs = rounds_of(name, x0, tau, **options), rounds_of(other, x0, tau)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
     plain = rounds_of("oldsgd", x0, tau)
@@ -137,7 +136,7 @@ def test_rivals_that_are_another_method(
 def test_agents_of_eager_diloco_stay_together() -> None:
     """Their outer gradients differ by what changed since the last round, so it does not add up."""
     n, tau, eta = 6, 5, 0.7
-    b, x0 = np.random.default_rng(0).standard_normal((n, 4)), np.zeros((n, 4))
+    b, x0 = np.random.default_rng(0).standard_normal((2, n, 4))  # they start apart
     algorithm = algorithms.get("eager_diloco")(tau=tau, outer=eta, outer_momentum=0.0)
     ours = trajectory(algorithm, "ring", x0, lambda X, k: b, ALPHA, 6, batched=True)
     apart = -eta * ALPHA * tau * (b - b.mean(axis=0)) / n
