@@ -18,9 +18,14 @@ from .cocod import CoCoDSGD
 from .overlap_local_sgd import OverlapLocalSGD
 from .co2 import CO2
 from .xoldsgd import XOLDSGD
+from .dga import DGA
+from .diloco import DiLoCo
+from .eager_diloco import EagerDiLoCo
+from .noloco import NoLoCo
 
 __all__ = [
     "CO2",
+    "DGA",
     "DSGD",
     "DSGDCTA",
     "KGT",
@@ -34,6 +39,9 @@ __all__ = [
     "XOLDSGD",
     "Algorithm",
     "CoCoDSGD",
+    "DiLoCo",
+    "EagerDiLoCo",
+    "NoLoCo",
     "OverlapLocalSGD",
     "get",
     "names",

@@ -93,10 +93,6 @@ class AgentRunner(Runner):
         return self.transport.rank
 
     @property
-    def n(self) -> int:
-        return self.transport.n
-
-    @property
     def alpha(self) -> float:
         return one_alpha(self.optimizer)
 

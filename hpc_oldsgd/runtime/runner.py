@@ -1,6 +1,6 @@
 """Drives one algorithm's schedule: feeds it gradients, counts, and marks round boundaries.
 
-What an algorithm sees is this class: x, alpha, descend, exchange, all_reduce, rounds. x is (d,)
+What an algorithm sees is this class: x, n, alpha, descend, exchange, all_reduce, rounds. x is (d,)
 for one agent over MPI and (n, d) for all of them in one process; the algorithm cannot tell.
 """
 
@@ -75,6 +75,11 @@ class Runner(ABC):
     @property
     @abstractmethod
     def alpha(self) -> float: ...
+
+    @property
+    def n(self) -> int:
+        """How many agents there are."""
+        return self.transport.n
 
     @abstractmethod
     def descend(self, g: Tensor) -> None:

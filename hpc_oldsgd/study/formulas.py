@@ -35,6 +35,10 @@ FORMULAS = {
     "overlap_local_sgd": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
     "co2": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
     "xoldsgd": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
+    "dga": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
+    "diloco": Formula("tau + 2(n-1)/n c", lambda tau, c, a: tau + a),
+    "eager_diloco": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
+    "noloco": Formula("tau + c", lambda tau, c, a: tau + c),
 }
 
 

@@ -7,11 +7,12 @@ from .base import OnDisk, Task
 from .registry import get, names, register, registry
 
 from .digits import Digits, Logistic
-from .cifar10 import Cifar10ResNet18, Cifar10VGG11
+from .cifar10 import Cifar10ResNet18, Cifar10Small, Cifar10VGG11
 from .wikitext2 import WikiText2GPT2
 
 __all__ = [
     "Cifar10ResNet18",
+    "Cifar10Small",
     "Cifar10VGG11",
     "Digits",
     "Logistic",

@@ -250,6 +250,96 @@ def co2(
     return np.array(x)
 
 
+def diloco(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    outer: float = 0.7,
+    outer_momentum: float = 0.9,
+) -> A:
+    """Nesterov as torch.optim.SGD has it."""
+    theta, m = [x0], np.zeros_like(x0)
+    for r in range(rounds):
+        local = sgd_steps(theta[r], grad, alpha, r * tau, tau)
+        outer_gradient = theta[r] - mean(local)
+        m = outer_momentum * m + outer_gradient
+        theta.append(theta[r] - outer * (outer_gradient + outer_momentum * m))
+    return np.array(theta)
+
+
+def eager_diloco(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    outer: float = 0.7,
+    outer_momentum: float = 0.9,
+) -> A:
+    """The fresh own outer gradient, and the late ones of all others: each counts 1/n.
+
+    The mean of the models comes with the first outer step.
+    """
+    n = len(x0)
+    theta, m, late = [x0], np.zeros_like(x0), np.zeros_like(x0)
+    for r in range(rounds):
+        fresh = theta[r] - sgd_steps(theta[r], grad, alpha, r * tau, tau)
+        eager = np.array(
+            [(fresh[i] + sum(late[j] for j in range(n) if j != i)) / n for i in range(n)]
+        )
+        m = outer_momentum * m + eager
+        start = mean(x0) if r == 0 else theta[r]
+        theta.append(start - outer * (eager + outer_momentum * m))
+        late = fresh
+    return np.array(theta)
+
+
+def noloco(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    outer: float = 0.7,
+    outer_momentum: float = 0.5,
+    pull: float | None = None,
+) -> A:
+    gamma = outer if pull is None else pull
+    phi, m = [x0], np.zeros_like(x0)
+    for r in range(rounds):
+        delta = sgd_steps(phi[r], grad, alpha, r * tau, tau) - phi[r]
+        m = outer_momentum * m + outer * (W(r) @ delta) - gamma * (phi[r] - W(r) @ phi[r])
+        phi.append(phi[r] + m)
+    return np.array(phi)
+
+
+def dga(x0: A, grad: Grad, W: Mixing, alpha: float, tau: int, rounds: int, **_: Any) -> A:
+    """Written with the gradients: at the end of a round, those of the round before are replaced by
+    their mean, and at the end of the first one so are the models at the start."""
+    x, g = [x0], []
+    for t in range(1, rounds * tau + 1):
+        g.append(grad(x[t - 1], t - 1))
+        step = x[t - 1] - alpha * g[t - 1]
+        if t == tau:
+            step = step + mean(x0) - x0
+        elif t % tau == 0:
+            old = np.sum(g[t - 2 * tau : t - tau], axis=0)
+            step = step - alpha * (mean(old) - old)
+        x.append(step)
+    return np.array(x[::tau])
+
+
+def sgd_steps(x: A, grad: Grad, alpha: float, first: int, tau: int) -> A:
+    for t in range(first, first + tau):
+        x = x - alpha * grad(x, t)
+    return x
+
+
 def mean(X: A) -> A:
     return np.broadcast_to(X.mean(axis=0), X.shape)
 
@@ -258,7 +348,7 @@ ALL: dict[str, Callable[..., A]] = {
     f.__name__: f
     for f in (
         oldsgd, ldsgd, dsgd, dsgd_cta, kgt, lugt, led, lsgd, olgt, oled, cocod,
-        overlap_local_sgd, co2, xoldsgd,
+        overlap_local_sgd, co2, xoldsgd, dga, diloco, eager_diloco, noloco,
     )
 }  # fmt: skip
 

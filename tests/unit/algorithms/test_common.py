@@ -131,6 +131,9 @@ BAD = [
     ("co2", {"outer": 0.0}, "outer must be positive"),
     ("co2", {"Lambda": 0.5}, "Lambda must be finite and at least 1"),
     ("co2", {"clip_m": 0.0}, "clip_m must be positive"),
+    ("diloco", {"outer": float("inf")}, "outer must be positive and finite"),
+    ("eager_diloco", {"outer_momentum": 1.0}, "outer_momentum must be at least 0 and below 1"),
+    ("noloco", {"pull": 0.0}, "pull must be positive and finite"),
 ]
 
 

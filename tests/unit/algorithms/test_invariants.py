@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from hpc_oldsgd import algorithms, topology
 from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.simulation.stacked import StackedTransport
+from hpc_oldsgd.simulation.trajectory import trajectory
 from support import paper_equations
 
 ALPHA = 0.05
-NOT_PLAIN_SGD = ("overlap_local_sgd", "co2")  # their anchor and outer momentum move the mean
+NOT_PLAIN_SGD = (  # their anchor and outer momentum move the mean
+    "overlap_local_sgd", "co2", "diloco", "eager_diloco", "noloco",
+)  # fmt: skip
 MEAN_FOLLOWS_SGD = [name for name in algorithms.names() if name not in NOT_PLAIN_SGD]
 
 cases = st.fixed_dictionaries(
@@ -103,3 +106,39 @@ def test_cocod_is_oldsgd_on_the_complete_graph(case: dict) -> None:
     ours = [runner.x.numpy().copy() for runner, _, _ in steps("cocod", **case)]
     theirs = [runner.x.numpy().copy() for runner, _, _ in steps("oldsgd", **case)]
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+def rounds_of(name: str, x0: np.ndarray, tau: int, **options: float) -> np.ndarray:
+    problem = paper_equations.Quadratics(*x0.shape, seed=3, noise=0.5)
+    algorithm = algorithms.get(name)(tau=tau, **options)
+    return trajectory(algorithm, "ring", x0, problem.grad, ALPHA, 8, batched=True).X
+
+
+@pytest.mark.parametrize("tau", [1, 4])
+@pytest.mark.parametrize(
+    ("name", "options", "other"),
+    [
+        ("diloco", {"outer": 1.0, "outer_momentum": 0.0}, "lsgd"),
+        ("noloco", {"outer": 1.0, "outer_momentum": 0.0}, "ldsgd"),
+        ("dga", {}, "cocod"),
+    ],
+)
+def test_rivals_that_are_another_method(
+    name: str, options: dict[str, float], other: str, tau: int
+) -> None:
+    x0 = np.random.default_rng(1).standard_normal((6, 5))
+    ours, theirs = rounds_of(name, x0, tau, **options), rounds_of(other, x0, tau)
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+    plain = rounds_of("oldsgd", x0, tau)
+    assert np.abs(ours - plain).max() > 1e-3
+
+
+def test_agents_of_eager_diloco_stay_together() -> None:
+    """Their outer gradients differ by what changed since the last round, so it does not add up."""
+    n, tau, eta = 6, 5, 0.7
+    b, x0 = np.random.default_rng(0).standard_normal((2, n, 4))  # they start apart
+    algorithm = algorithms.get("eager_diloco")(tau=tau, outer=eta, outer_momentum=0.0)
+    ours = trajectory(algorithm, "ring", x0, lambda X, k: b, ALPHA, 6, batched=True)
+    apart = -eta * ALPHA * tau * (b - b.mean(axis=0)) / n
+    for X, mean in zip(ours.X[1:], ours.mean[1:], strict=True):
+        np.testing.assert_allclose(X - mean, apart, rtol=0, atol=1e-12)

@@ -20,6 +20,9 @@ OTHER_OPTIONS = {
     "oled": {"beta": 0.3},
     "overlap_local_sgd": {"a": 0.4, "gamma": 0.2},
     "xoldsgd": {"gamma": 0.4},
+    "diloco": {"outer": 0.5, "outer_momentum": 0.4},
+    "eager_diloco": {"outer": 0.5, "outer_momentum": 0.4},
+    "noloco": {"outer": 0.6, "outer_momentum": 0.3, "pull": 0.9},
     "co2": {"beta": 0.8, "outer": 0.9, "Lambda": 1.5, "clip_m": 0.05},
 }
 

@@ -36,8 +36,8 @@ def test_table1_prints_and_writes_formula_beside_measured(
     options = ["--quick", "--agents", "9", "4", "--tau", "5", "--c", "2.5", "--out"]
     study.main(["table1", *options, str(tmp_path)])
     said = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() in said and "12 cells, about 1 s" in said
-    assert "Largest difference in 12 cells" in said and (tmp_path / "commands.sh").exists()
+    assert (tmp_path / "report.md").read_text() in said and "16 cells, about 1 s" in said
+    assert "Largest difference in 16 cells" in said and (tmp_path / "commands.sh").exists()
     assert "5 / 5" in (tmp_path / "report.html").read_text()
     rows = list(csv.DictReader((tmp_path / "table1.csv").open()))
     several_steps = [name for name in algorithms.names() if not name.startswith("dsgd")]
@@ -46,6 +46,7 @@ def test_table1_prints_and_writes_formula_beside_measured(
     measured = {r["algorithm"]: float(r["measured"]) for r in rows}
     assert measured["oldsgd"] == 5 and measured["lugt"] == 10 and measured["kgt"] == 7.5
     assert measured["lsgd"] == 5 + 1.5 * 2.5 and measured["co2"] == 5
+    assert measured["diloco"] == measured["lsgd"] and measured["noloco"] == 7.5
 
 
 def test_table1_draws_every_n_in_a_folder_of_its_own(
@@ -76,6 +77,8 @@ def test_costs_of_some_schedules() -> None:
     assert (counted["lugt"].state, counted["lugt"].flights, counted["lugt"].exchanges) == (2, 1, 2)
     assert (counted["olgt"].flights, counted["olgt"].exchanges) == (2, 2)
     assert counted["cocod"].work == 1  # the model at the top of the round
+    assert (counted["noloco"].exchanges, counted["noloco"].all_reduces) == (1, 0)
+    assert (counted["eager_diloco"].exchanges, counted["eager_diloco"].all_reduces) == (0, 1)
 
 
 def test_what_a_schedule_makes_is_counted() -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from hpc_oldsgd import tasks
 from hpc_oldsgd.data import seed_model, seed_step
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.simulation.vmap_gradients import unfit
 from hpc_oldsgd.tasks import models
 from support.data_files import REAL, needs_cifar10, needs_wikitext2, write_bpe, write_wikitext
 
@@ -30,10 +31,12 @@ def test_parameter_counts():
         }
     # 9.23M, 11.17M and 124.4M in the paper
     assert counts == {"vgg11": 9_225_610, "resnet18": 11_173_962, "gpt2": 124_439_808}
-    assert count(models.digits_cnn()) == 38_282
+    assert count(models.digits_cnn()) == 38_282 and count(models.small_cnn()) == 33_946
 
 
-@pytest.mark.parametrize("make", [models.vgg11, lambda: models.vgg11(True), models.resnet18])
+@pytest.mark.parametrize(
+    "make", [models.small_cnn, models.vgg11, lambda: models.vgg11(True), models.resnet18]
+)
 def test_vision_models_take_32x32_and_start_alive(make):
     seed_model(1)
     net = make()
@@ -41,6 +44,12 @@ def test_vision_models_take_32x32_and_start_alive(make):
     out = net(x)
     assert out.shape == (4, 10) and out.isfinite().all()
     assert out.std(0).min() > 1e-4  # the input reaches the output
+
+
+def test_the_small_network_can_be_vectorised_over_agents():
+    """It keeps no statistics: each agent's gradient depends on its own batch alone."""
+    assert unfit(tasks.get("cifar10-small")(), models.small_cnn()) is None
+    assert unfit(tasks.get("cifar10-resnet18")(), models.resnet18()) is not None
 
 
 def test_gpt2_ties_its_output_to_its_embedding():

@@ -19,7 +19,9 @@ from hpc_oldsgd.tasks import Task
 from support import ROOT
 from support.data_files import write_bpe, write_cifar10, write_wikitext
 
-NAMES = ["digits", "logistic", "cifar10-vgg11", "cifar10-resnet18", "wikitext2-gpt2"]
+NAMES = [
+    "digits", "logistic", "cifar10-vgg11", "cifar10-resnet18", "wikitext2-gpt2", "cifar10-small",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def test_the_list():
     assert list(tasks.registry()) == tasks.names()
     assert all(tasks.get(name).name == name and tasks.get(name).__doc__ for name in NAMES)
     batches = {name: tasks.get(name).__dataclass_fields__["batch"].default for name in NAMES}
-    assert list(batches.values()) == [8, 32, 8, 8, 2]
+    assert list(batches.values()) == [8, 32, 8, 8, 2, 8]
 
 
 def test_the_papers_settings(make):

@@ -1,0 +1,69 @@
+"""Every method to several targets: one run serves them all, and noloco has a graph of its own."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import reader
+from hpc_oldsgd.study import __main__ as study
+from hpc_oldsgd.study import rivals
+
+ROWS = ("oldsgd", "oldsgd:fragments=tau", "ldsgd", "noloco")
+WORDS = [
+    "rivals", "--task", "logistic", "--agents", "3", "--iterations", "24", "--jobs", "1", "--alpha",
+    "0.05", "--tau", "1", "2", "--partition", "iid", "--c", "1", "8", "--seeds", "0", "1",
+    "--algorithm", *ROWS,
+]  # fmt: skip
+
+
+def test_one_run_serves_all_targets(tmp_path: Path) -> None:
+    study.main([*WORDS, "--targets", "0.2", "0.4", "0.99", "--out", str(tmp_path)])
+    runs = reader.read(sorted(p.parent for p in tmp_path.glob("runs/*/config.json")))
+    # At tau = 1 oldsgd in fragments is oldsgd; two seeds.
+    assert len(runs) == 2 * (2 * len(ROWS) - 1)
+    graphs = {(r.config["algorithm"]["name"], r.config["options"]["topology"]) for r in runs}
+    assert ("noloco", "one-peer-exponential") in graphs and ("ldsgd", "ring") in graphs
+    lines = list(csv.DictReader((tmp_path / "rivals" / "times.csv").open()))
+    assert len(lines) == 3 * 2 * 2 * len(ROWS)
+    by = {(x["target"], x["c"], x["algorithm"], x["tau"]): x for x in lines}
+    for row in ROWS:
+        early, late = (float(by[goal, "1.0", row, "2"]["time"]) for goal in ("0.2", "0.4"))
+        assert early <= late and by["0.99", "1.0", row, "2"]["time"] == ""
+    slow = by["0.4", "8.0", "ldsgd", "2"]
+    assert float(slow["least"]) <= float(slow["time"]) <= float(slow["most"])
+    # The time is the replayed one: with tau = 2 a round takes 2 + 8, at c = 1 it takes 3.
+    fast = by["0.4", "1.0", "ldsgd", "2"]
+    assert float(slow["time"]) / float(fast["time"]) == pytest.approx(10 / 3)
+    report = (tmp_path / "rivals" / "report.md").read_text()
+    assert "| ldsgd |" in report and "1.64" in report and "## Where a rival is ahead" in report
+    again = [*WORDS, "--targets", "0.2", "0.4", "0.99", "--out", str(tmp_path), "--dry-run"]
+    with pytest.raises(SystemExit) as stop:
+        study.main(again)
+    assert stop.value.code == 0
+
+
+def line(time: float | None) -> dict[str, object]:
+    return {"time": time, "tau": 5, "least": time, "most": time}
+
+
+def test_our_fastest_counts_and_what_is_not_reached_is_left_out() -> None:
+    best = {
+        (0.5, "iid", 1.0): {"oldsgd": line(9.0), "xoldsgd": line(6.0), "lsgd": line(12.0)},
+        (0.5, "iid", 5.0): {"oldsgd": line(4.0), "xoldsgd": line(None), "lsgd": line(32.0)},
+        (0.6, "iid", 1.0): {"oldsgd": line(8.0), "xoldsgd": line(9.0), "lsgd": line(4.0)},
+        (0.6, "iid", 5.0): {"oldsgd": line(8.0), "xoldsgd": line(9.0), "lsgd": line(None)},
+    }
+    (found,) = rivals.against(best, (0.5, 0.6))
+    assert found == {"rival": "lsgd", "to 0.5": "4.00 (2)", "to 0.6": "0.50 (1)", "paper": 1.98}
+    assert rivals.behind(best) == ["- to 0.6, iid, c = 1: lsgd takes 0.50 of our time"]
+
+
+def test_refused() -> None:
+    with pytest.raises(UserError, match="--targets or --target, not both"):
+        rivals.Options(target=0.5, targets=(0.5,))
+    with pytest.raises(UserError, match="--targets must be positive"):
+        rivals.Options(targets=(0.0,))
