@@ -179,9 +179,10 @@ class Session:
 
     def _make_title(self) -> str:
         spec, algorithm = self.spec, self.runner.algorithm
+        parts = f"P = {algorithm.P}, " if algorithm.P > 1 else ""
         return (
             f"{algorithm.name}, {self.topology.name}, n = {self.backend.n}, tau = {algorithm.tau}, "
-            f"{self.backend.title}alpha = {spec.alpha:g}, {spec.task.name}, "
+            f"{parts}{self.backend.title}alpha = {spec.alpha:g}, {spec.task.name}, "
             f"{spec.options.partition}"
         )
 

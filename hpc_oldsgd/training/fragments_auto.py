@@ -63,13 +63,13 @@ def choose(
     if topology.n == 1:
         return Fragments(1, "one agent sends nothing")
 
-    def seconds(P: int) -> float:
+    def length(P: int) -> float:
         at = {**clock, "c": cost.c(P), "jitter": jitter}
         return _round(with_fragments(algorithm, P), topology, at) + (P - 1) * cost.stall
 
-    at_once = seconds(1)
+    at_once = length(1)
     for P in candidates(algorithm, topology):
-        ratio = seconds(P) / at_once
+        ratio = length(P) / at_once
         if ratio <= WORTH or P == 1:
             break
     reason = f"gradients differ by {jitter:.0%}, " if jitter else ""
