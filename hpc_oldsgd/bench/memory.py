@@ -165,10 +165,13 @@ def _row(options: Options, comm: Any, algorithm: Algorithm) -> dict[str, Any]:
 def _loop_row(options: Options, what: str) -> dict[str, Any]:
     """OLDSGD in the run of `train`, with a row or a checkpoint under way nearly all the time."""
     from ..runs.mpi_backend import Mpi
+    from ..transport.mpi import world
+    from ..transport.mpi.collectives import gather_text
 
     gc.collect()
     meter = Meter(4 * options.side**2)
-    with tempfile.TemporaryDirectory() as folder:  # rank 0's is everybody's
+    with tempfile.TemporaryDirectory() as own:
+        folder = gather_text(world(), own)[0]  # rank 0's is everybody's
         run_options = _run_options(
             options, iterations=TAU * options.rounds, out=Path(folder) / "run",
             eval_every=2 if what == "metrics" else 10**6, checkpoint_seconds=0.0,

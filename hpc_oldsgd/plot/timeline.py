@@ -30,7 +30,7 @@ RANKS = 4  # as many are shown unless asked
 LANES = 10  # thread ids of a track, as trace.py gives them
 LANE_IN, GAP_IN = 0.17, 0.1  # inches
 MOST_LETTERS = 7  # of a fragment's name
-LEGIBLE = 0.007  # of the width, for each letter
+LEGIBLE = 0.0055  # of the width, for each letter
 
 
 class TooShort(UserError):
