@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -140,9 +140,15 @@ def decent_dp(load: Load, tau: int) -> Steps:
             yield
 
 
-def ours(name: str, graph: str = "ring", wire: str = "fp32") -> Callable[[Load, int], Steps]:
+def ours(
+    name: str, graph: str = "ring", wire: str = "fp32", in_fragments: bool = False
+) -> Callable[[Load, int], Steps]:
+    """In as many fragments as there are local steps, if asked."""
+
     def steps(load: Load, tau: int) -> Steps:
-        made = algorithms.near_tau(name, tau)
+        made: Any = algorithms.near_tau(name, tau)
+        if in_fragments:
+            made = replace(made, fragments=made.tau)
         agent = Agent(load.model, load.optimizer, made, graph, wire=wire, sync=load.real)
         try:
             while True:
@@ -168,6 +174,7 @@ ENTRIES = [
     Entry("ldsgd", ours("ldsgd"), "ring", ours=True, blocking=True),
     Entry("dsgd_cta", ours("dsgd_cta"), "ring", ours=True, every_step=True),
     Entry("oldsgd", ours("oldsgd"), "ring", ours=True),
+    Entry("oldsgd, P = tau", ours("oldsgd", in_fragments=True), "ring", ours=True),
     Entry("oldsgd, bf16", ours("oldsgd", wire="bf16"), "ring", "bf16", ours=True),
     Entry("oldsgd, one peer", ours("oldsgd", PAIRS), PAIRS, ours=True),
     Entry("oldsgd, one peer, bf16", ours("oldsgd", PAIRS, "bf16"), PAIRS, "bf16", ours=True),

@@ -33,7 +33,7 @@ class Fragmented(Algorithm):
 
     fragments: int = 1
     """Parts in which x travels, one after the other, from 1 to tau: more parts bring fresher
-    models in the same time. 1 is the paper's method."""
+    models in the same time. 1 is the paper's method; auto takes as many as cost no time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,8 @@
 Measured: growth of the process's resident memory from before the model exists, in units of one
 model, less the model itself, its gradient and the optimizer's state; `held` at round boundaries,
 `peak` at any moment of a round. Computed: what the schedule keeps (snapshot and received models of
-every open flight, all-reduce buffers, named state). OLDSGD is allowed degree + 1.
+every open flight, all-reduce buffers, named state). OLDSGD is allowed degree + 1, in P fragments
+(degree + 1) / P.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import gc
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import algorithms
+from ..algorithms import Algorithm
+from ..algorithms.fragments import Fragmented
 from ..checkpoints.store import Gather
 from ..cli.fields import at_least
 from ..data import Arrays, Batch, Source
@@ -44,6 +47,8 @@ class Options:
 
     algorithm: tuple[str, ...] = ("oldsgd", "ldsgd", "kgt", "lugt", "led", "lsgd", "co2")
     """One or several; `all` for every one there is."""
+    fragments: tuple[int, ...] = (5,)
+    """Also in so many fragments, those that can."""
     topology: str = "ring"
     """Who talks to whom."""
     optimizer: Literal["sgd", "momentum", "adamw"] = "sgd"
@@ -51,13 +56,14 @@ class Options:
     side: int = 4000
     """The model is one matrix of side x side float32 numbers: 64 MB."""
     rounds: int = 4
-    """Rounds of two steps."""
+    """Rounds of two steps, or of as many as there are fragments."""
     json: bool = False
     """Print one line of JSON after the text."""
 
     def __post_init__(self) -> None:
         at_least(1000, self, "side")  # a smaller model is not seen
         at_least(2, self, "rounds")
+        at_least(1, self, "fragments")
 
 
 @dataclass(kw_only=True)
@@ -118,7 +124,13 @@ def main(options: Options) -> None:
     names = algorithms.names() if "all" in options.algorithm else list(options.algorithm)
     small = dataclasses.replace(options, side=1000)
     _loop_row(small, "metrics")  # what is loaded and opened only once
-    results = [_row(options, comm, name) for name in names]
+    made = [algorithms.near_tau(name, TAU) for name in names]
+    made += [
+        replace(algorithm.with_tau(max(P, TAU)), fragments=P)
+        for algorithm in made if isinstance(algorithm, Fragmented) and algorithm.tau > 1
+        for P in options.fragments if P > 1
+    ]  # fmt: skip
+    results = [_row(options, comm, algorithm) for algorithm in made]
     if "oldsgd" in names:
         results += [_loop_row(options, what) for what in EXTRA]
     if comm.rank == 0:
@@ -127,7 +139,7 @@ def main(options: Options) -> None:
             print(json.dumps({"options": dataclasses.asdict(options), "results": results}))
 
 
-def _row(options: Options, comm: Any, name: str) -> dict[str, Any]:
+def _row(options: Options, comm: Any, algorithm: Algorithm) -> dict[str, Any]:
     """One algorithm: an agent of its own in a loop of its own, and the fullest rank's numbers."""
     from ..runtime.agent import Agent
 
@@ -136,7 +148,6 @@ def _row(options: Options, comm: Any, name: str) -> dict[str, Any]:
     meter = Meter(4 * options.side**2)
     model = task.model()
     optimizer = _run_options(options).make_optimizer(model, ALPHA)
-    algorithm = algorithms.near_tau(name, TAU)
     agent = Agent(model, optimizer, algorithm, options.topology, comm, sync=False)
     meter.reset()
     agent.observers.append(meter.look)
@@ -147,16 +158,20 @@ def _row(options: Options, comm: Any, name: str) -> dict[str, Any]:
         agent.step()
     numbers = _fullest(options, meter, agent, agent.transport.gather_text)
     agent.finish()
-    return {"algorithm": name, **numbers}
+    P = algorithm.P
+    return {"algorithm": algorithm.name + (f" P={P}" if P > 1 else ""), "fragments": P, **numbers}
 
 
 def _loop_row(options: Options, what: str) -> dict[str, Any]:
     """OLDSGD in the run of `train`, with a row or a checkpoint under way nearly all the time."""
     from ..runs.mpi_backend import Mpi
+    from ..transport.mpi import world
+    from ..transport.mpi.collectives import gather_text
 
     gc.collect()
     meter = Meter(4 * options.side**2)
-    with tempfile.TemporaryDirectory() as folder:  # rank 0's is everybody's
+    with tempfile.TemporaryDirectory() as own:
+        folder = gather_text(world(), own)[0]  # rank 0's is everybody's
         run_options = _run_options(
             options, iterations=TAU * options.rounds, out=Path(folder) / "run",
             eval_every=2 if what == "metrics" else 10**6, checkpoint_seconds=0.0,
@@ -170,7 +185,7 @@ def _loop_row(options: Options, what: str) -> dict[str, Any]:
         session.run()
     numbers = _fullest(options, meter, session.runner, backend.gather)
     numbers["computed"] += EXTRA[what]
-    return {"algorithm": f"oldsgd + {what}", **numbers}
+    return {"algorithm": f"oldsgd + {what}", "fragments": 1, **numbers}
 
 
 def _run_options(options: Options, **more: Any) -> TrainOptions:
@@ -185,7 +200,8 @@ def _fullest(options: Options, meter: Meter, agent: Any, gather: Gather) -> dict
     """The largest of all ranks: measured, and computed from what the schedule has opened."""
     transport = agent.transport
     degree = len(transport.topology.neighbours(transport.rank, 0))
-    flights = len(transport._channels) * (degree + 1)
+    share = 1 / agent.algorithm.P  # of a model that one flight carries
+    flights = len(transport._channels) * (degree + 1) * share
     reductions = len(transport._rings) * (1 + 1 / transport.n)
     not_counted = 2 + STATE[options.optimizer]  # the model, its gradient
     own = {
@@ -207,7 +223,8 @@ def _text(options: Options, n: int, results: list[dict[str, Any]]) -> str:
         f"{'algorithm':<24}{'computed':>9}{'held':>8}{'peak':>8}{'allowed':>9}",
     ]
     for r in results:
-        allowed = str(r["degree"] + 1) if r["algorithm"] == "oldsgd" else ""
+        plain = r["algorithm"] in ("oldsgd", f"oldsgd P={r['fragments']}")
+        allowed = f"{(r['degree'] + 1) / r['fragments']:g}" if plain else ""
         lines.append(
             f"{r['algorithm']:<24}{r['computed']:>9.2f}{r['held']:>8.2f}{r['peak']:>8.2f}"
             f"{allowed:>9}"

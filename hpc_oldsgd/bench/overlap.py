@@ -104,8 +104,8 @@ class Gradient:
 
     def __init__(self, options: Options, transport: MpiTransport) -> None:
         self.options = options
-        n, rank = transport.n, transport.rank
-        self._pace = Slowdown(options.slow, options.jitter, 0, n, rank)
+        self._n, self._rank = transport.n, transport.rank
+        self.begin()
         self.jitters = False
         """Off while the gradient is measured alone."""
         self.wall_s = self.cpu_s = 0.0
@@ -114,6 +114,11 @@ class Gradient:
         self._b = torch.empty_like(self._a)
         if options.load == "spin":
             self.spins = self._calibrate(transport)
+
+    def begin(self) -> None:
+        """The draws of the jitter begin anew, so that every algorithm meets the same."""
+        options = self.options
+        self._pace = Slowdown(options.slow, options.jitter, 0, self._n, self._rank)
 
     def __call__(self, transport: MpiTransport) -> None:
         start, start_cpu = time.perf_counter(), time.thread_time()
@@ -275,6 +280,7 @@ def measure(
 ) -> dict[str, Any]:
     runner = Emulated(flat_model(options, transport.rank), algorithm, transport, gradient)
     gradient.jitters = True
+    gradient.begin()
     transport.records = deque()  # all of them
     transport.barrier()
     runner.start()

@@ -85,7 +85,7 @@ def state_fits(state: Any) -> bool:
         and all(t.shape in (x.shape, ()) for t in runner["algorithm"].values())
         and isinstance(state.get("distance", ""), kinds)
         and isinstance(state.get("best"), kinds[:3])
-        and fits(state.get("tau", 1), int)
+        and fits([state.get("tau", 1), state.get("fragments", 1)], [int])
         and _left_out_fits(runner.get("transport", {}))
         and set(state["window"]) == set(WINDOW)
     )

@@ -1,7 +1,7 @@
 """A few rounds as they really went: the paper's schematic, measured.
 
 Each rank has a row for its thread (gradients, waits, mixing) and under it a thinner one for every
-message that is on its way at the same time.
+message that is on its way at the same time. Fragments of x are numbered, 1/5 to 5/5.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ ROUNDS = 3
 RANKS = 4  # as many are shown unless asked
 LANES = 10  # thread ids of a track, as trace.py gives them
 LANE_IN, GAP_IN = 0.17, 0.1  # inches
+MOST_LETTERS = 7  # of a fragment's name
+LEGIBLE = 0.0055  # of the width, for each letter
 
 
 class TooShort(UserError):
@@ -43,6 +45,7 @@ class Span:
     start: float  # ms
     end: float
     round: int | None
+    fragment: str = ""  # 2/5: the second of five
 
 
 @dataclass
@@ -101,6 +104,7 @@ def read_spans(path: Path) -> list[Span]:
             Span(
                 int(event["pid"]), str(event["cat"]), int(event["tid"]) % LANES,
                 event["ts"] / 1e3, (event["ts"] + event["dur"]) / 1e3, event["args"].get("round"),
+                str(event["args"].get("fragment", ""))[:MOST_LETTERS],
             )
             for event in events if drawable(event)
         ]  # fmt: skip
@@ -169,8 +173,8 @@ def save(timelines: Sequence[Timeline], stem: Path, formats: Sequence[str]) -> l
         for axis, timeline, (lanes, height), length in zip(
             axes, timelines, layouts, lengths, strict=True
         ):
-            used |= _draw(axis, timeline, lanes, height)
             room = max(lengths) if shared else length
+            used |= _draw(axis, timeline, lanes, height, room)
             axis.set_xlim(-0.003 * room, 1.003 * room)
         axes[-1].set_xlabel("time (ms)")
         from matplotlib.patches import Patch
@@ -204,8 +208,16 @@ def _in_flight(span: Span) -> bool:
     return span.track in IN_FLIGHT or (span.track == "evaluate" and span.lane > 0)
 
 
-def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str]:
+def _legible(text: str, start: float, end: float, room: float) -> bool:
+    return end - start > LEGIBLE * (len(text) + 1) * room
+
+
+def _draw(
+    axis: Any, timeline: Timeline, lanes: Lanes, height: float, room: float = 0.0
+) -> set[str]:
+    """`room` is as much time as the axis is wide; the window's if not given."""
     origin, end = timeline.window
+    room = room or end - origin
     sliver = (end - origin) / 400  # a mix of microseconds still leaves a mark
     used = set()
     for span in timeline.inside():
@@ -222,6 +234,9 @@ def _draw(axis: Any, timeline: Timeline, lanes: Lanes, height: float) -> set[str
             [(a - origin, b - a)], (top, tall), facecolor=LOOKS[kind][0], edgecolor="white",
             linewidth=0.0 if kind == "mix" else 0.4, zorder=3 if kind == "mix" else 2,
         )  # fmt: skip
+        if span.track == "flight" and span.fragment and _legible(span.fragment, a, b, room):
+            axis.text((a + b) / 2 - origin, top + tall / 2, span.fragment, ha="center",
+                      va="center_baseline", fontsize=5, color=style.INK, zorder=5)  # fmt: skip
     _marks(axis, timeline, lanes, origin)
     axis.set_ylim(height + GAP_IN / 2, -0.16)
     axis.spines["left"].set_visible(False)

@@ -22,7 +22,8 @@ from ..simulation.swarm import Swarm
 from ..simulation.vmap_gradients import VmapGradients
 from ..tasks import Task
 from ..topology import Topology
-from ..training import tau_auto
+from ..training import fragments_auto, tau_auto
+from ..training.fragments_auto import Cost
 from ..training.loop import Worker
 from ..training.options import SimulateOptions
 
@@ -131,16 +132,21 @@ class Stacked(Backend):
 
     def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
         self._clock()
-        if not self.options.auto_tau:
-            return algorithm, ""
-        options = self.options
-        choice = tau_auto.choose(
-            algorithm, topology, options.c, tau_auto.Bounds.parse(options.auto_tau),
-            margin=tau_auto.MARGIN if options.jitter else 1.0,
-            speed=np.array(options.speeds()), degree_aware=options.degree_aware,
-        )  # fmt: skip
-        chosen = algorithm.with_tau(choice.tau)
-        return chosen, f"tau = {choice.tau} chosen: {choice.reason}"
+        options, said = self.options, []
+        clock = {"speed": np.array(options.speeds()), "degree_aware": options.degree_aware}
+        if options.auto_tau:
+            choice = tau_auto.choose(
+                algorithm, topology, options.c, tau_auto.Bounds.parse(options.auto_tau),
+                margin=tau_auto.MARGIN if options.jitter else 1.0, **clock,
+            )  # fmt: skip
+            algorithm = algorithm.with_tau(choice.tau)
+            said.append(f"tau = {choice.tau} chosen: {choice.reason}")
+        if options.auto_fragments:
+            cost = Cost(options.c, options.c)
+            parts = fragments_auto.choose(algorithm, topology, cost, jitter=options.jitter, **clock)
+            algorithm = fragments_auto.with_fragments(algorithm, parts.P)
+            said.append(f"fragments = {parts.P} chosen: {parts.reason}")
+        return algorithm, "; ".join(said)
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
         return list(range(found.count))

@@ -44,7 +44,7 @@ def identity(kind: str, spec: Spec[Any], topology: Topology, model: nn.Module) -
         "agents": topology.n,
         "algorithm": algorithm.name,
         **algorithm.options(),
-        **({"tau": config.auto_tau} if config.auto_tau else {}),
+        **config.left_to_choose(),
         "task": task.name,
         # Where the data lies may change, the data may not.
         **{k: v for k, v in dataclasses.asdict(task).items() if not is_place(k, v)},

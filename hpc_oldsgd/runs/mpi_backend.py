@@ -64,11 +64,12 @@ class Mpi(Backend):
             self.say(unseen)
         set_threads(options.threads, self.startup.sharing)
         slowdowns(options.slow, self.n)
-        if options.auto_tau:
+        for name in options.left_to_choose():
             if options.progress == "none":
                 raise UserError(
-                    "--tau auto needs messages that move during the gradients: --progress auto"
+                    f"--{name} auto needs messages that move during the gradients: --progress auto"
                 )
+        if options.auto_tau:
             tau_auto.check(algorithm, topology)
         return algorithm, ""
 
@@ -102,12 +103,11 @@ class Mpi(Backend):
         assert isinstance(session.runner, AgentRunner)
         if session.in_folder:
             session.runner.transport.watch(session.plan.path)
-        if options.auto_tau:
-            bounds = tau_auto.Bounds.parse(options.auto_tau)
-            if session.plan.resumes is None:
-                self.say(tau_measure.calibrate(loop, bounds).reason)
-            if options.retune:
-                tau_measure.Retuner(loop, bounds, options.retune)
+        bounds = tau_auto.Bounds.parse(options.auto_tau) if options.auto_tau else None
+        if options.left_to_choose() and session.plan.resumes is None:
+            self.say(tau_measure.calibrate(loop, bounds, options.auto_fragments))
+        if bounds is not None and options.retune:
+            tau_measure.Retuner(loop, bounds, options.retune)
         self.recovery = Recovery(session, options, session.runner)
 
     def run(self, session: Session) -> None:

@@ -99,6 +99,8 @@ class Session:
             self.title = self._make_title()
             self._tell(parts.tuned)
             self._go_on_from(start.state)
+            if spec.options.left_to_choose():
+                self.report.config(self._config)
 
     def run(self) -> list[dict[str, Any]]:
         """To the end: the rows. Raises Diverged, Stopped or NotSaved, in every process alike."""
@@ -126,7 +128,8 @@ class Session:
     # -- the constructor's steps ---------------------------------------------------------------
 
     def _with_saved_tau(self, algorithm: Algorithm) -> Algorithm:
-        """--tau auto is answered once: a resumed run keeps the tau it had."""
+        """--tau auto is answered once: a resumed run keeps the tau it had. Its fragments are in its
+        state."""
         found = self.plan.resumes
         if found is None or not self.spec.options.auto_tau:
             return algorithm
@@ -176,9 +179,10 @@ class Session:
 
     def _make_title(self) -> str:
         spec, algorithm = self.spec, self.runner.algorithm
+        parts = f"P = {algorithm.P}, " if algorithm.P > 1 else ""
         return (
             f"{algorithm.name}, {self.topology.name}, n = {self.backend.n}, tau = {algorithm.tau}, "
-            f"{self.backend.title}alpha = {spec.alpha:g}, {spec.task.name}, "
+            f"{parts}{self.backend.title}alpha = {spec.alpha:g}, {spec.task.name}, "
             f"{spec.options.partition}"
         )
 
@@ -195,8 +199,6 @@ class Session:
 
     def _tell(self, tuned: str) -> None:
         d = self.runner.x.shape[-1]
-        if self.spec.options.auto_tau:
-            self.report.config(self._config)
         headline = f"{self.title}; {d:,} parameters{self.backend.where}"
         self.report.start(headline, self.spec.iterations)
         if tuned:
@@ -211,6 +213,8 @@ class Session:
         told = f"goes on from round {found.r}, iteration {self.runner.t}"
         if self.spec.options.auto_tau:
             told += f", with tau {self.runner.algorithm.tau}"
+        if self.spec.options.auto_fragments:
+            told += f", with fragments {self.runner.algorithm.P}"
         if alpha != found.manifest["alpha"]:
             told += f", with alpha {alpha:g} instead of {found.manifest['alpha']:g}"
         self.loop.say(told)

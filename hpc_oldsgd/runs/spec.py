@@ -45,13 +45,17 @@ class Spec(Generic[O]):
 
 def parse(kind: type[O], prog: str, argv: Sequence[str] | None = None) -> Spec[O]:
     """From the command line of `prog`, or from the given words."""
-    words, auto = take_tau_auto(sys.argv[1:] if argv is None else argv)
+    words, auto_fragments = take_fragments_auto(sys.argv[1:] if argv is None else argv)
+    words, auto = take_tau_auto(words)
+    if auto:
+        words += enough_steps(words, auto)
     options, chosen = cli.parse_staged(
         kind,
         {"algorithm": algorithms.registry(), "task": tasks.registry()},
         words,
         prog=prog,
     )
+    options.auto_fragments = auto_fragments
     if auto:
         options.auto_tau = auto
     elif getattr(options, "retune", 0):
@@ -65,14 +69,39 @@ def take_tau_auto(argv: Sequence[str]) -> tuple[list[str], str]:
     if not values or not values[0].startswith("auto"):
         return list(argv), ""
     tau_auto.Bounds.parse(values[0])
+    return _without(argv, "--tau"), values[0]
+
+
+def take_fragments_auto(argv: Sequence[str]) -> tuple[list[str], bool]:
+    """The words with `--fragments 1` in place of `--fragments auto`, and whether that was there."""
+    if cli.values_of(argv, "fragments") != ["auto"]:
+        return list(argv), False
+    return [*_without(argv, "--fragments"), "--fragments", "1"], True
+
+
+def _without(argv: Sequence[str], option: str) -> list[str]:
     rest: list[str] = []
     words = iter(argv)
     for word in words:
-        if word == "--tau":
+        if word == option:
             next(words, None)
-        elif not word.startswith("--tau="):
+        elif not word.startswith(f"{option}="):
             rest.append(word)
-    return rest, values[0]
+    return rest
+
+
+def enough_steps(words: Sequence[str], auto: str) -> list[str]:
+    """With `--tau auto`: a tau to begin with that allows the fragments asked for."""
+    asked = cli.values_of(words, "fragments")
+    if len(asked) != 1 or not asked[0].isdigit():
+        return []
+    count, most = int(asked[0]), tau_auto.Bounds.parse(auto).high
+    if count > most:
+        raise UserError(
+            f"--fragments {count} needs as many local steps, and --tau {auto} allows {most}: "
+            f"take fewer fragments, or --tau auto:{count}-{max(64, count)}"
+        )
+    return ["--tau", str(count)] if count > Algorithm.tau else []
 
 
 def make_topology(options: RunOptions, n: int) -> Topology:

@@ -87,7 +87,10 @@ class Runner(ABC):
 
     def exchange(self, x: Tensor) -> Flight:
         """Send x, or a fragment of it, to the neighbours; theirs come back."""
-        return self.transport.exchange(x, self.r, x.shape[-1] / self.x.shape[-1])
+        flight = self.transport.exchange(x, self.r, x.shape[-1] / self.x.shape[-1])
+        if self.trace is not None and x is not self.x:
+            flight.part = self._part(x)
+        return flight
 
     def cut(self, x: Tensor, fragments: int) -> list[Tensor]:
         """A tensor of x's shape as that many views, each in whole cache lines."""
@@ -222,6 +225,13 @@ class Runner(ABC):
         return self.t == self._t_boundary
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _part(self, x: Tensor) -> str:
+        """Which fragment of the model this is, as in 2/5; nothing for another tensor."""
+        P = self.algorithm.P
+        places = [(part.data_ptr(), part.shape) for part in self.cut(self.x, P)]
+        place = (x.data_ptr(), x.shape)
+        return f"{places.index(place) + 1}/{P}" if place in places else ""
 
     def _check_boundary(self, what: str) -> None:
         if not self.at_boundary:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from .. import algorithms
 from ..algorithms import Algorithm
+from ..algorithms.fragments import Fragmented
 from ..cli.fields import at_least
 from ..errors import UserError
 from ..simulation.trajectory import trajectory
@@ -96,11 +97,10 @@ def main(options: Options) -> int:
 
 
 def virtual(options: Options) -> Iterable[Measured]:
-    made = (
-        (n, name, tau, algorithms.with_tau(name, tau))
-        for n in options.sizes for name in options.names for tau in options.taus
-    )  # fmt: skip
-    cells = [(n, name, tau, algorithm) for n, name, tau, algorithm in made if algorithm is not None]
+    cells = [
+        (n, name, algorithm.tau, algorithm)
+        for n in options.sizes for name, algorithm in rows(options)
+    ]  # fmt: skip
     if cells:
         largest = max(cells, key=_work)
         start = time.perf_counter()
@@ -110,9 +110,19 @@ def virtual(options: Options) -> Iterable[Measured]:
         print(f"{len(cells) * len(options.c)} cells, {duration(seconds)}", flush=True)
     for n, name, tau, algorithm in cells:
         for c in options.c:
-            expected = evaluate(name, tau, c, 2 * (n - 1) / n * c)
+            expected = evaluate(algorithm.name, tau, c, 2 * (n - 1) / n * c)
             measured = round_time(algorithm, options.topology, n, c)
-            yield Measured(name, text_of(name), n, tau, c, expected, measured)
+            yield Measured(name, text_of(algorithm.name), n, tau, c, expected, measured)
+
+
+def rows(options: Options) -> Iterable[tuple[str, Algorithm]]:
+    """The algorithms that can have each tau; those that can send fragments also with P = tau."""
+    for name in options.names:
+        made = [algorithm for tau in options.taus if (algorithm := algorithms.with_tau(name, tau))]
+        yield from ((name, algorithm) for algorithm in made)
+        for algorithm in made:
+            if isinstance(algorithm, Fragmented) and algorithm.tau > 1:
+                yield f"{name}, P = tau", replace(algorithm, fragments=algorithm.tau)
 
 
 def _work(cell: tuple[int, str, int, Algorithm]) -> int:

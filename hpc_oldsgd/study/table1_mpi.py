@@ -10,12 +10,13 @@ import numpy as np
 import torch
 
 from .. import topology
-from ..algorithms import Algorithm, with_tau
+from ..algorithms import Algorithm
 from ..runtime.plain import Plain
 from ..topology import Topology
 from ..transport.mpi import MpiTransport, world
 from .formulas import WARM_UP, Measured, evaluate, text_of
 from .report import duration
+from .table1 import rows
 
 if TYPE_CHECKING:
     from .table1 import Options
@@ -39,15 +40,14 @@ def measure(options: Options) -> tuple[list[str], list[Measured]]:
     g_s = alone(transport, lambda r: time.sleep(options.grad_seconds))
     transport.close()
 
-    made = [(name, with_tau(name, tau)) for name in options.names for tau in options.taus]
-    cells = [(name, algorithm) for name, algorithm in made if algorithm is not None]
-    expected = [evaluate(name, made.tau * g_s, c_s, a_s) for name, made in cells]
+    cells = list(rows(options))
+    expected = [evaluate(made.name, made.tau * g_s, c_s, a_s) for _, made in cells]
     if comm.rank == 0:
         seconds = (WARM_UP + rounds) * sum(e or 0.0 for e in expected)
         print(f"{len(cells)} cells, {duration(seconds)}", flush=True)
     c = c_s / g_s if g_s else float("inf")
     measured = [
-        Measured(name, text_of(name), comm.size, made.tau, c, known,
+        Measured(name, text_of(made.name), comm.size, made.tau, c, known,
             round_seconds(options, made, graph, x, rounds))
         for (name, made), known in zip(cells, expected, strict=True)
     ]  # fmt: skip

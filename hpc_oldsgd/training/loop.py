@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..algorithms.fragments import Fragmented
 from ..checkpoints.store import folder_of
 from ..checkpoints.writer import Checkpoints
 from ..data import Shard, to_device
@@ -116,9 +117,12 @@ class Training:
             self._check_closing(self.rows[-1])
         return self.rows
 
-    def set_tau(self, tau: int) -> None:
+    def set_tau(self, tau: int, fragments: int | None = None) -> None:
         """For the rounds to come; at a boundary, on all ranks alike."""
-        self.runner.algorithm.tau = tau
+        algorithm = self.runner.algorithm
+        algorithm.tau = tau
+        if fragments is not None and isinstance(algorithm, Fragmented):
+            algorithm.fragments = fragments
         rounds = -(-self.iterations // tau)
         self.eval_every = self.config.eval_every or max(1, rounds // EVALUATIONS)
 
@@ -291,6 +295,7 @@ class Training:
             "distance": transport.distance,
             "first_loss": self._first_loss,
             "tau": self.runner.algorithm.tau,
+            "fragments": self.runner.algorithm.P,
             "best": self.best,
             **self.metrics.state_dict(),
         }
@@ -307,7 +312,8 @@ class Training:
         self.metrics.load_state_dict(state)
         transport.distance = state["distance"]
         self._first_loss = state["first_loss"]
-        self.set_tau(state.get("tau", runner.algorithm.tau))
+        chosen = state.get("fragments") if self.config.auto_fragments else None
+        self.set_tau(state.get("tau", runner.algorithm.tau), chosen)
         self.best = state.get("best")
         self.reached = met(self.config.target, self.best, self.task.primary[1])
         self._resumed_at = -1 if save else int(state["runner"]["r"])

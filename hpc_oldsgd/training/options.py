@@ -84,6 +84,8 @@ class RunOptions:
     agents or other options."""
     auto_tau: str = field(default="", metadata={"cli": False})
     """What --tau said if it was no number: auto, auto:LOW-HIGH."""
+    auto_fragments: bool = field(default=False, metadata={"cli": False})
+    """Whether --fragments said auto."""
     slow: tuple[str, ...] = field(default=())
     """Agents made slow, as AGENT:FACTOR: 3:2.5 takes 2.5 times as long for a gradient. Over MPI the
     agent sleeps after its real gradient."""
@@ -125,6 +127,11 @@ class RunOptions:
             )
         check_jitter(self.jitter)
         self.late_policy()
+
+    def left_to_choose(self) -> dict[str, str]:
+        """The algorithm's options that the run chooses at its start, as they were asked for."""
+        tau = {"tau": self.auto_tau} if self.auto_tau else {}
+        return {**tau, **({"fragments": "auto"} if self.auto_fragments else {})}
 
     def late_policy(self) -> Late | None:
         policy = Late(self.late_wait, self.staleness)

@@ -125,7 +125,7 @@ def keep(algorithm: Algorithm, topology: Topology, c: float, bounds: Bounds) -> 
 def kinds(algorithm: Algorithm, topology: Topology) -> set[str]:
     """What a round sends: exchange, all_reduce."""
     transport = StackedTransport(topology, Clock(topology.n))
-    _run(algorithm, algorithm.tau, transport, 2)
+    run(algorithm, algorithm.tau, transport, 2)
     return {record.kind for record in transport.records}
 
 
@@ -150,13 +150,13 @@ def _excess(
 ) -> float:
     """What a round takes beyond its gradients, at the pace of the slowest agent."""
     transport = StackedTransport(topology, Clock(topology.n, c, **clock))
-    marks = _run(algorithm, tau, transport, ROUNDS + topology.period)
+    marks = run(algorithm, tau, transport, ROUNDS + topology.period)
     period = topology.period  # rounds of a graph that changes differ, so a whole period counts
     took = (marks[-1] - marks[-1 - period]) / period
     return took - tau / float(np.min(clock.get("speed", 1.0)))
 
 
-def _run(algorithm: Algorithm, tau: int, transport: StackedTransport, rounds: int) -> list[float]:
+def run(algorithm: Algorithm, tau: int, transport: StackedTransport, rounds: int) -> list[float]:
     """Virtual times at the round boundaries of a schedule without a problem."""
     tried = algorithm.with_tau(tau)
     x = torch.zeros(transport.n, LINE * tried.P)  # so that fragments are equally long

@@ -1,4 +1,4 @@
-"""What a gradient and a message really take on every rank, for `--tau auto` and `--retune`."""
+"""What a gradient and a message really take, for `--tau auto`, `--fragments auto`, `--retune`."""
 
 from __future__ import annotations
 
@@ -11,49 +11,92 @@ from numpy.typing import NDArray
 
 from ..runtime.runner import Runner
 from ..transport.base import FlightRecord, Pending
-from . import tau_auto
+from . import fragments_auto, tau_auto
+from .fragments_auto import Cost, Fragments
 from .loop import Training
-from .tau_auto import Bounds, Choice, Pace
+from .tau_auto import Bounds, Pace
 
 GRADIENTS, EXCHANGES = 5, 3  # measured, after one that warms up
 PATIENCE = 10  # checks
 LONG_S = 5.0  # no further gradients after as many seconds
 
 
-def calibrate(training: Training, bounds: Bounds) -> Choice:
-    """Measure, agree, and start the run anew with the tau chosen. Collective; before round 0.
+def calibrate(training: Training, bounds: Bounds | None, fragments: bool = False) -> str:
+    """Measure, agree, and start the run anew with what is chosen: tau within the bounds if there
+    are any, then the fragments if asked. Says what and why. Collective; before round 0.
 
     The model, its data and its random numbers are left as they were: what follows is bit for
-    bit the run with that tau given as a number.
+    bit the run with the same numbers given.
     """
     runner = training.runner
     topology, transport = runner.transport.topology, runner.transport
+    if fragments:
+        training.set_tau(runner.algorithm.tau, 1)
     used = tau_auto.kinds(runner.algorithm, topology)
     transport.drain()  # what the start has posted
     own = [_gradient_seconds(training), *_message_seconds(runner, used)]
     ranks = transport.everywhere(*own).result()
     pace = Pace(*ranks.max(axis=0).tolist())
-    choice = tau_auto.choose(runner.algorithm, topology, pace.c(used, topology.n), bounds)
-    training.set_tau(choice.tau)
+    chosen, reasons = [], []
+    if bounds is not None:
+        choice = tau_auto.choose(runner.algorithm, topology, pace.c(used, topology.n), bounds)
+        training.set_tau(choice.tau)
+        chosen.append(f"tau = {choice.tau}")
+        reasons.append(choice.reason)
+    if fragments:
+        parts = _choose_fragments(training, pace)
+        training.set_tau(runner.algorithm.tau, parts.P)
+        chosen.append(f"fragments = {parts.P}")
+        reasons.append(parts.reason)
+        transport.drain()
+        transport.free_memory()  # of messages that were as long as x
     runner.restart()
     transport.records.clear()
     slowest = int(ranks[:, 0].argmax())
     message = max(pace.exchange, pace.all_reduce)
-    return Choice(
-        choice.tau,
-        f"tau = {choice.tau} chosen: a gradient takes {_short(pace.gradient)} (slowest on rank "
-        f"{slowest}), {' and '.join(sorted(used)) or 'nothing'} {_short(message)}; {choice.reason}",
+    return (
+        f"{', '.join(chosen)} chosen: a gradient takes {_short(pace.gradient)} (slowest on rank "
+        f"{slowest}), {' and '.join(sorted(used)) or 'nothing'} {_short(message)}; "
+        f"{'; '.join(reasons)}"
     )
 
 
+def _choose_fragments(training: Training, pace: Pace) -> Fragments:
+    """With the tau there is now. Collective."""
+    runner, transport = training.runner, training.runner.transport
+    algorithm, topology = runner.algorithm, runner.transport.topology
+    most = fragments_auto.candidates(algorithm, topology)[0]
+    training.set_tau(algorithm.tau, most)
+    own = [_gradient_jitter(training), *_exchange_seconds(runner)]
+    ranks = transport.everywhere(*own).result()
+    jitter, (_, parts, stall) = float(np.sqrt(np.mean(ranks[:, 0] ** 2))), ranks.max(axis=0)
+    gradient = max(pace.gradient, 1e-9)
+    cost = Cost(pace.exchange / gradient, float(parts) / gradient, most, float(stall) / gradient)
+    return fragments_auto.choose(algorithm, topology, cost, jitter=jitter)
+
+
 def _gradient_seconds(training: Training) -> float:
-    """Median of a few gradients while all ranks compute; buffers that they change are restored."""
+    """Median of a few gradients while all ranks compute."""
+    slowdown = training.slowdown  # it makes a gradient longer, never shorter
+    factor = 1.0 if slowdown is None else max(1.0, slowdown.factor)
+    return median(_gradients(training, GRADIENTS)) * factor
+
+
+def _gradient_jitter(training: Training) -> float:
+    """Relative standard deviation of some more."""
+    took = np.array(_gradients(training, 2 * GRADIENTS))
+    asked = training.config.jitter
+    return float(np.hypot(took.std() / took.mean(), asked))
+
+
+def _gradients(training: Training, count: int) -> list[float]:
+    """Seconds of each, after one that warms up; buffers that they change are restored."""
     worker, transport = training.workers[0], training.runner.transport
     kept = [(buffer, buffer.clone()) for buffer in worker.model.buffers()]
     took: list[float] = []
     transport.reduce(np.zeros(1)).result()  # all start together
     begin = time.perf_counter()
-    for k in range(1 + GRADIENTS):
+    for k in range(1 + count):
         start = time.perf_counter()
         training.backward(worker, k)
         took.append(time.perf_counter() - start)
@@ -62,32 +105,46 @@ def _gradient_seconds(training: Training) -> float:
     with torch.no_grad():
         for buffer, before in kept:
             buffer.copy_(before)
-    slowdown = training.slowdown  # it makes a gradient longer, never shorter
-    return median(took[1:]) * (1.0 if slowdown is None else max(1.0, slowdown.factor))
+    return took[1:]
 
 
 def _message_seconds(runner: Runner, used: set[str]) -> tuple[float, float]:
-    """An exchange and an all-reduce alone; of a graph that changes the slowest phase."""
-    transport, seconds = runner.transport, {"exchange": 0.0, "all_reduce": 0.0}
+    """An exchange, as much as a whole model takes, and an all-reduce alone."""
+    transport, exchange, took = runner.transport, 0.0, []
+    if "exchange" in used:
+        exchange, _ = _exchange_seconds(runner)
+    if "all_reduce" in used:
+        for _ in range(1 + EXCHANGES):
+            transport.reduce(np.zeros(1)).result()
+            transport.all_reduce(runner.x, 0).wait()
+            transport.drain()
+            took.append(transport.records[-1].transfer)
+        transport.records.clear()
+    return exchange, median(took[1:]) if took else 0.0
+
+
+def _exchange_seconds(runner: Runner) -> tuple[float, float]:
+    """What a round sends at once, as much as a whole model takes; and what of one nothing hides.
+
+    Of a graph that changes the slowest phase.
+    """
+    transport = runner.transport
+    phases = transport.topology.period
+    took = np.zeros((1 + EXCHANGES, phases, 2))
+    x = runner.cut(runner.x, runner.algorithm.P)[0]
+    share = x.numel() / runner.x.numel()
+    for repeat in range(1 + EXCHANGES):
+        for phase in range(phases):
+            transport.reduce(np.zeros(1)).result()
+            start = time.perf_counter()
+            transport.exchange(x, phase, share).wait()
+            stood = time.perf_counter() - start
+            transport.drain()
+            transfer = transport.records[-1].transfer
+            took[repeat, phase] = transfer / share, max(0.0, stood - transfer)
     transport.records.clear()
-    for kind in sorted(used):
-        phases = transport.topology.period if kind == "exchange" else 1
-        took = np.zeros((1 + EXCHANGES, phases))
-        for repeat in range(1 + EXCHANGES):
-            for phase in range(phases):
-                transport.reduce(np.zeros(1)).result()
-                if kind == "exchange":  # what a round sends at once, as much as a whole model takes
-                    x = runner.cut(runner.x, runner.algorithm.P)[0]
-                    share = x.numel() / runner.x.numel()
-                    transport.exchange(x, phase, share).wait()
-                else:
-                    share = 1.0
-                    transport.all_reduce(runner.x, phase).wait()
-                transport.drain()
-                took[repeat, phase] = transport.records[-1].transfer / share
-        seconds[kind] = float(np.median(took[1:], axis=0).max())
-    transport.records.clear()
-    return seconds["exchange"], seconds["all_reduce"]
+    transfer, stall = np.median(took[1:], axis=0).max(axis=0)
+    return float(transfer), float(stall)
 
 
 class Retuner:
@@ -150,14 +207,18 @@ class Retuner:
         early = algorithm.tau * (gradient - ranks[:, 0])
         message = float((ranks[:, 1] - early).max())
         pace = Pace(gradient, message, message)
-        choice = tau_auto.keep(algorithm, topology, pace.c(self._used, topology.n), self.bounds)
+        tuned = (
+            fragments_auto.whole(algorithm) if self.training.config.auto_fragments else algorithm
+        )
+        choice = tau_auto.keep(tuned, topology, pace.c(self._used, topology.n), self.bounds)
         tau = self.next_tau(algorithm.tau, choice.tau)
         if tau != algorithm.tau:
             self.training.say(
                 f"round {runner.r}: tau = {tau} instead of {algorithm.tau}: a gradient "
                 f"takes {_short(gradient)}, a message {_short(message)}; {choice.reason}"
             )
-            self.training.set_tau(tau)
+            P = max(1, algorithm.P * tau // algorithm.tau)  # flights stay as long
+            self.training.set_tau(tau, P if self.training.config.auto_fragments else None)
             self._forget()
 
     def next_tau(self, tau: int, wanted: int) -> int:

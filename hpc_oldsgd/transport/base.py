@@ -64,6 +64,9 @@ class FadingTail(Protocol):
 class Flight(ABC):
     """A message to every neighbour, and theirs to us, on the way: a model, or a fragment of one."""
 
+    part = ""
+    """Which fragment, for a trace: 2/5 is the second of five."""
+
     def __init__(self, x: torch.Tensor, tail: FadingTail | None) -> None:
         """x is what is sent; the flight does not keep it alive."""
         self._sent = (x.data_ptr(), x.shape)
@@ -209,6 +212,9 @@ class Transport(ABC):
     @abstractmethod
     def drain(self) -> None:
         """Complete and drop every open flight. Collective."""
+
+    def free_memory(self) -> None:  # noqa: B027
+        """After drain(): drop what further flights would use again. Collective."""
 
     @abstractmethod
     def close(self) -> None:

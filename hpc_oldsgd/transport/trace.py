@@ -34,9 +34,10 @@ class Trace:
         self._marks.append((self.now(), offset_s))
 
     def span(self, track: str, name: str, start_s: float, end_s: float, **args: Any) -> None:
+        """With `fragment`, as in 2/5, the name says so."""
         lane = TRACKS.index(track) * LANES + min(int(args.pop("lane", 0)), LANES - 1)
         event = {
-            "name": name,
+            "name": f"{name} {args['fragment']}" if "fragment" in args else name,
             "cat": track,
             "ph": "X",
             "pid": self.rank,

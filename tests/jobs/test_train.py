@@ -17,6 +17,7 @@ from support.runs import rows_of, simulated
 
 SHORT = ["--task", "logistic", "--iterations", "60", "--tau", "2", "--eval-every", "5"]
 SHORT += ["--checkpoint-every", "2"]
+IN_FRAGMENTS = ["--tau", "3", "--fragments", "3", "--partition", "label:0.7"]
 
 
 def killed_and_resumed(mpirun: Mpirun, tmp_path: Path, runs: dict[str, list[str]]) -> None:
@@ -52,6 +53,7 @@ def test_killed_in_the_middle_and_resumed(mpirun: Mpirun, tmp_path: Path) -> Non
     runs = {
         "oldsgd": [*SHORT, "--momentum", "0.9"],
         "kgt": [*SHORT, "--algorithm", "kgt", "--optimizer", "adamw"],
+        "xoldsgd": [*SHORT, *IN_FRAGMENTS, "--algorithm", "xoldsgd"],
     }
     killed_and_resumed(mpirun, tmp_path, runs)
 
@@ -63,6 +65,8 @@ def test_every_algorithm_killed_in_the_middle_and_resumed(mpirun: Mpirun, tmp_pa
         name: [*SHORT, "--algorithm", name, *(["--tau", "1"] if name.startswith("dsgd") else [])]
         for name in algorithms.names()
     }
+    for name in ("oldsgd", "xoldsgd"):
+        runs[f"{name}-in-fragments"] = [*SHORT, *IN_FRAGMENTS, "--algorithm", name]
     killed_and_resumed(mpirun, tmp_path, runs)
 
 

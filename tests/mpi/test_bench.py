@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from hpc_oldsgd.bench import overlap
+from hpc_oldsgd.bench import memory, overlap
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.transport import base
 
@@ -99,3 +99,18 @@ def test_overhead(bench: Bench) -> None:
     printed = bench("overhead", "--batch", "0", "--pairs", "2", "--json")
     assert printed["settings"]["parameters"] == 9_225_610
     assert printed["ratio"] > 0 and printed["bare_s"] > 0 and printed["agent_s"] > 0
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(4)
+def test_memory_of_fragments(comm: MPI.Comm, capsys: pytest.CaptureFixture[str]) -> None:
+    """Resident memory is too coarse to be tested; that every row is there is not."""
+    memory.main(memory.Options(algorithm=("oldsgd",), side=1000, rounds=2, json=True))
+    said = capsys.readouterr().out
+    if comm.rank == 0:
+        rows = {row["algorithm"]: row for row in json.loads(said.splitlines()[-1])["results"]}
+        degree = min(2, comm.size - 1)
+        assert list(rows) == ["oldsgd", "oldsgd P=5", "oldsgd + metrics", "oldsgd + checkpoint"]
+        assert rows["oldsgd"]["computed"] == degree + 1
+        assert rows["oldsgd P=5"]["computed"] == pytest.approx((degree + 1) / 5)
+        assert "oldsgd P=5" in said

@@ -14,6 +14,7 @@ from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.transport.late import Late
 from hpc_oldsgd.transport.mpi import MpiTransport
+from hpc_oldsgd.transport.trace import Trace
 from support.memory import tensor_bytes
 from support.training_loops import LOOPS, Loop, agent_loop, simulated_loop
 
@@ -68,6 +69,21 @@ def test_the_way_messages_move_changes_nothing(comm: MPI.Comm, options: dict[str
 
 def test_the_gradient_form(comm: MPI.Comm) -> None:
     check(comm, Loop(), OLDSGD(tau=4, fragments=3, form="gradient"), buffers="local")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_trace_names_the_fragments(comm: MPI.Comm) -> None:
+    trace = Trace(comm.rank)
+    transport = MpiTransport(comm, topology.from_name("ring", comm.size), trace=trace)
+    runner = Plain(torch.zeros(200), OLDSGD(tau=5, fragments=3), transport, 0.1)
+    runner.trace = trace
+    runner.start()
+    for _ in range(5):
+        runner.advance(runner.x)
+    runner.finish()
+    for track in ("flight", "wait", "mix"):
+        named = [event["args"]["fragment"] for event in trace.events if event["cat"] == track]
+        assert named[:3] == ["1/3", "2/3", "3/3"], track
 
 
 @pytest.mark.mpi(min_size=2)

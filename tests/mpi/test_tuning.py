@@ -12,6 +12,7 @@ from mpi4py import MPI
 from hpc_oldsgd import export, train
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import spec
+from hpc_oldsgd.runtime.runner import Runner
 from hpc_oldsgd.training import tau_measure
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
 from support.runs import in_memory
@@ -25,13 +26,17 @@ def trained(words: str, out: Path) -> None:
     MPI.COMM_WORLD.Barrier()
 
 
-def test_auto_is_the_run_that_was_told_its_tau(comm: MPI.Comm, mpi_tmp_path: Path) -> None:
+@pytest.mark.parametrize("fragments", ["1", "auto"])
+def test_auto_is_the_run_that_was_told_its_tau(
+    comm: MPI.Comm, mpi_tmp_path: Path, fragments: str
+) -> None:
     if comm.size > 4:
         pytest.skip("the same on fewer ranks")
-    trained(f"{SHORT} --tau auto:2-4", mpi_tmp_path / "auto")
-    tau = json.loads((mpi_tmp_path / "auto" / "config.json").read_text())["algorithm"]["tau"]
-    assert 2 <= tau <= 4
-    trained(f"{SHORT} --tau {tau}", mpi_tmp_path / "told")
+    trained(f"{SHORT} --tau auto:2-4 --fragments {fragments}", mpi_tmp_path / "auto")
+    known = json.loads((mpi_tmp_path / "auto" / "config.json").read_text())["algorithm"]
+    tau, P = known["tau"], known["fragments"]
+    assert 2 <= tau <= 4 and 1 <= P <= tau
+    trained(f"{SHORT} --tau {tau} --fragments {P}", mpi_tmp_path / "told")
     a, b = (export.newest(mpi_tmp_path / name, print) for name in ("auto", "told"))
     assert a.manifest["tau"] == tau and a.r == b.r
     assert torch.equal(a.read(comm.rank)["runner"]["x"], b.read(comm.rank)["runner"]["x"])
@@ -41,16 +46,21 @@ def test_auto_is_the_run_that_was_told_its_tau(comm: MPI.Comm, mpi_tmp_path: Pat
 @pytest.mark.max_ranks(4)
 @pytest.mark.usefixtures("fast_disk")
 @pytest.mark.parametrize(
-    "name, late, lag",
-    [("oldsgd", "", 1), ("olgt", "", 1), ("oldsgd", "--late reuse --late-wait 60", 2)],
-    ids=["oldsgd", "olgt", "oldsgd late"],
+    "name, more, lag",
+    [
+        ("oldsgd", "", 1),
+        ("oldsgd", "--fragments auto", 1),
+        ("olgt", "", 1),
+        ("oldsgd", "--late reuse --late-wait 60", 2),
+    ],
+    ids=["oldsgd", "oldsgd in fragments", "olgt", "oldsgd late"],
 )
 def test_retuned_together_and_resumed(
     comm: MPI.Comm,
     mpi_tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
-    late: str,
+    more: str,
     lag: int,
 ) -> None:
     """Ranks that see different things change tau at the same round, to the same.
@@ -67,30 +77,34 @@ def test_retuned_together_and_resumed(
         return seen.get(rounds[-1], [1.0, 0.1])
 
     monkeypatch.setattr(tau_measure.Retuner, "seen", look)
-    words = f"{SHORT} --algorithm {name} --checkpoint-every 4 --keep 9 --tau auto --retune 3 {late}"
+    words = f"{SHORT} --algorithm {name} --checkpoint-every 4 --keep 9 --tau auto --retune 3 {more}"
     trained(words, mpi_tmp_path / "run")
     assert rounds[:2] == [3, 6]
     slowest = 1.0 + comm.size
     up = {"oldsgd": 1.2 * slowest, "olgt": 2.4 * slowest}[name]
     tau = int(-(-up // 1))
     rows = [json.loads(line) for line in (mpi_tmp_path / "run" / "metrics.jsonl").open()]
-    assert [row["tau"] for row in rows][:3] == [1, 1 if late else tau, tau]
+    assert [row["tau"] for row in rows][:3] == [1, 1 if lag > 1 else tau, tau]
 
     # The simulator, told to change tau at the same boundaries, ends with the same bits.
     argv = f"{SHORT} --algorithm {name} --tau 1 --agents {comm.size}".split()
     simulation = in_memory(spec.parse(SimulateOptions, "simulate", argv))
     taus = {3 + lag: tau, 6 + lag: 2 * tau // 3}
-    simulation.runner.on_round.insert(
-        0, lambda r: setattr(r.algorithm, "tau", taus.get(r.r, r.algorithm.tau))
-    )
+
+    def change(runner: Runner) -> None:
+        runner.algorithm.tau = taus.get(runner.r, runner.algorithm.tau)
+        if "fragments" in more:  # one step long at the start, and so they stay
+            runner.algorithm.fragments = runner.algorithm.tau  # type: ignore[attr-defined]
+
+    simulation.runner.on_round.insert(0, change)
     simulation.run()
     X = simulation.runner.x
     newest = export.newest(mpi_tmp_path / "run", print)
     assert torch.equal(newest.read(comm.rank)["runner"]["x"], X[comm.rank])
 
-    if late:
+    if lag > 1:
         return
-    # Resumed where tau had just changed: no calibration, the stored tau.
+    # Resumed where tau had just changed: no calibration, the stored tau and fragments.
     branch = f"--resume {mpi_tmp_path}/run/checkpoints/round-00000004"
     trained(f"{words} {branch}", mpi_tmp_path / "branch")
     again = export.newest(mpi_tmp_path / "branch", print)

@@ -186,7 +186,6 @@ class MpiTransport(Transport):
         self._numbers = []
 
     def free_memory(self) -> None:
-        """After drain(), for an x that is no more."""
         for memory in (*self._channels, *self._rings):
             memory.free()
         self._channels, self._rings = [], []

@@ -225,7 +225,9 @@ class MpiFlight(InFlight, Flight):
         if snapshot:
             self.channel.keep(x)
         if self.transport.trace is not None:
-            self.transport.trace.span("mix", "mix", start, time.perf_counter(), round=self.round)
+            named = {"fragment": self.part} if self.part else {}
+            now = time.perf_counter()
+            self.transport.trace.span("mix", "mix", start, now, round=self.round, **named)
 
 
 class WaitingFlight(MpiFlight):

@@ -102,6 +102,7 @@ class InFlight(ABC):
     track = "flight"
     left_out = 0
     share = 1.0
+    part = ""
 
     def __init__(self, memory: Memory, round: int) -> None:
         memory.busy = True
@@ -137,10 +138,11 @@ class InFlight(ABC):
 
     def _record(self, start: float, completed: float) -> None:
         end, trace, r = time.perf_counter(), self.transport.trace, self.round
+        named = {"fragment": self.part} if self.part else {}
         if trace is not None:
             trace.span(
                 self.track, self.kind, self.posted, completed, round=r, lane=self.lane,
-                share=self.share,
+                share=self.share, **named,
             )  # fmt: skip
         if self.kind == "evaluate":
             return
@@ -150,4 +152,4 @@ class InFlight(ABC):
             )
         )
         if trace is not None:
-            trace.span("wait", self.kind, start, end, round=r)
+            trace.span("wait", self.kind, start, end, round=r, **named)

@@ -36,15 +36,18 @@ def test_table1_prints_and_writes_formula_beside_measured(
     options = ["--quick", "--agents", "9", "4", "--tau", "5", "--c", "2.5", "--out"]
     study.main(["table1", *options, str(tmp_path)])
     said = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() in said and "16 cells, about 1 s" in said
-    assert "Largest difference in 16 cells" in said and (tmp_path / "commands.sh").exists()
+    assert (tmp_path / "report.md").read_text() in said and "18 cells, about 1 s" in said
+    assert "Largest difference in 18 cells" in said and (tmp_path / "commands.sh").exists()
     assert "5 / 5" in (tmp_path / "report.html").read_text()
     rows = list(csv.DictReader((tmp_path / "table1.csv").open()))
     several_steps = [name for name in algorithms.names() if not name.startswith("dsgd")]
+    for name in ("oldsgd", "xoldsgd"):
+        several_steps.insert(several_steps.index(name) + 1, f"{name}, P = tau")
     assert [r["algorithm"] for r in rows] == several_steps
     assert {(r["n"], r["tau"], r["c"]) for r in rows} == {("4", "5", "2.5")}
     measured = {r["algorithm"]: float(r["measured"]) for r in rows}
-    assert measured["oldsgd"] == 5 and measured["lugt"] == 10 and measured["kgt"] == 7.5
+    assert measured["oldsgd"] == measured["oldsgd, P = tau"] == 5
+    assert measured["lugt"] == 10 and measured["kgt"] == 7.5
     assert measured["lsgd"] == 5 + 1.5 * 2.5 and measured["co2"] == 5
     assert measured["diloco"] == measured["lsgd"] and measured["noloco"] == 7.5
 

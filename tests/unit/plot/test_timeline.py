@@ -93,6 +93,25 @@ def test_ranks_are_chosen_and_checked(tmp_path):
         timeline.read(run, (18, 22), ())
 
 
+def test_fragments_are_numbered_where_there_is_room(tmp_path):
+    from matplotlib.figure import Figure
+
+    trace = Trace(0)
+    for r in range(2):
+        for k in range(3):
+            a = r + k / 3
+            trace.span("compute", "gradient", a, a + 0.3, round=r)
+            trace.span("flight", "exchange", a, a + 0.2 / 30**k, round=r, fragment=f"{k + 1}/3")
+    trace.write(tmp_path / "trace.json")
+    names = {e["name"] for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"exchange 1/3", "exchange 2/3", "exchange 3/3", "gradient"} <= names
+    found = timeline.read(Run(tmp_path, [], "wall"), (0, 2), ())
+    axis: Any = Figure().subplots()
+    timeline._draw(axis, found, *timeline._layout(found))
+    shown = [text.get_text() for text in axis.texts if "/" in text.get_text()]
+    assert shown == ["1/3", "1/3"]
+
+
 def test_flights_at_the_same_time_have_lanes_of_their_own(tmp_path):
     trace = Trace(0)
     for r in range(3):
