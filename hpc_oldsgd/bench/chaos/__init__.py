@@ -41,7 +41,7 @@ class Options:
 
     faults: int = 300
     """How many in all."""
-    per_run: int = 30
+    per_run: int = 40
     """Faults against one drawn run; each drawn run is first made once without any."""
     seed: int = 0
     """Of the runs and the faults."""

@@ -20,8 +20,8 @@ GRAPHS = (
 )  # fmt: skip
 OPTIMIZERS = ("", "--momentum 0.9", "--optimizer adamw --weight-decay 0.01", "--weight-decay 0.1")
 TASKS = (
-    *3 * ("--task logistic --iterations 300",),
-    "--task digits --batchnorm --iterations 60 --alpha 0.01",
+    *3 * ("--task logistic --iterations 600",),
+    "--task digits --batchnorm --iterations 90 --alpha 0.01",
 )
 PATIENT_S = 10_000  # --late reuse with nobody late changes no bit
 

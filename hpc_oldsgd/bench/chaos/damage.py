@@ -56,11 +56,6 @@ def pipe(path: Path, chance: random.Random) -> None:
     os.mkfifo(path)
 
 
-def folder(path: Path, chance: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 def garble(path: Path, chance: random.Random) -> None:
     with path.open("ab") as file:
         file.write(chance.randbytes(40) + b"\n{}\n[1\n")
@@ -109,10 +104,11 @@ def _leave(run: Path, chance: random.Random) -> bool:
 
 HARMLESS = (
     *(f"shard-{way}" for way in WAYS), *(f"manifest-{way}" for way in WAYS),
-    *(f"metrics-{way}" for way in (*WAYS, "garbled")), *(f"config-{way}" for way in WAYS),
+    *(f"metrics-{way}" for way in (*WAYS, "garbled") if way != "pipe"),
+    *(f"config-{way}" for way in WAYS),
     "leftovers",
 )  # fmt: skip
-REFUSED = ("all-damaged", "disk-error", "disk-away")
+REFUSED = ("all-damaged", "disk-error", "disk-away", "metrics-pipe")
 
 
 def refuse(run: Path, kind: str, chance: random.Random) -> Undo | None:
@@ -123,10 +119,13 @@ def refuse(run: Path, kind: str, chance: random.Random) -> Undo | None:
     kept = run.with_suffix(".kept")
     if kind == "disk-away":
         return away(run)
-    if kind == "disk-error":
-        path = found[0] / MANIFEST
+    if kind in ("disk-error", "metrics-pipe"):
+        path = found[0] / MANIFEST if kind == "disk-error" else run / "metrics.jsonl"
         path.rename(kept)
-        path.symlink_to("/proc/self/mem")  # whose first byte nobody can read: EIO
+        if kind == "disk-error":
+            path.symlink_to("/proc/self/mem")  # whose first byte nobody can read: EIO
+        else:
+            os.mkfifo(path)
 
         def put_back() -> None:
             path.unlink()
