@@ -38,7 +38,6 @@ SIGNALS = {
     "kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT, "usr1": signal.SIGUSR1,
     "freeze": signal.SIGSTOP,
 }  # fmt: skip
-SHORT_TIMEOUT_S = 5  # of a job that a rank is frozen in for good
 
 
 @dataclass(frozen=True)

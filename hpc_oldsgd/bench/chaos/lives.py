@@ -16,6 +16,7 @@ from .compare import difference
 from .job import Job, waited
 
 TRAIN = ("-m", "hpc_oldsgd.train")
+SHORT_TIMEOUT = ("--timeout", "5")  # of a job that a rank is missing or frozen in
 MOST_JOBS = 40
 STARTS = ("other-options", "exits-early", "never-comes")
 """How the last rank of a job is not like the others. The last kind takes a minute."""
@@ -119,7 +120,7 @@ class Ward:
         """A job that must end without a change of the folder, with one of these codes if any."""
         life.struck.append({"kind": kind, "phase": "start"})
         before = damage.contents(run)
-        job = self.start(run, last=last)
+        job = self.start(run, *SHORT_TIMEOUT, last=last)
         try:
             in_time = job.ended(self.limit_s)
         finally:
@@ -142,7 +143,7 @@ class Ward:
         """Whether the run is complete."""
         planned = [] if calm else faults.draw(chance, whole.start_s)
         freezes = any(fault.kind == "freeze" for fault in planned)
-        more = ["--timeout", str(faults.SHORT_TIMEOUT_S)] if freezes else []
+        more = SHORT_TIMEOUT if freezes else ()
         watch = faults.Watch(run, whole.last_round)
         jobs = [self.start(run, *more)]
         striker = faults.Striker(jobs[0], watch, self.limit_s)
