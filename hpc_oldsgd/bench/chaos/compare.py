@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ... import export
+from ...checkpoints import store
+from ...checkpoints.store import Checkpoint
 from ...errors import UserError
 
 WALL = {
@@ -18,13 +19,23 @@ WALL = {
 """Measured with a clock: no two runs share them."""
 
 
+def newest(run: Path) -> Checkpoint:
+    """A run's newest checkpoint with every part intact. Raises UserError."""
+    found = store.choose(
+        run, lambda f: list(range(f.count)), lambda text: [text], lambda text: None
+    )
+    if found is None:
+        raise UserError(f"{run} has no checkpoint")
+    return found
+
+
 def difference(whole: Path, run: Path, rows_lost: bool = False) -> str:
     """In words; nothing where model, optimizer, corrections and metrics are the same.
 
     `rows_lost`: metrics.jsonl was damaged on purpose, and what was in it may be missing.
     """
     try:
-        expected, found = (export.newest(each, lambda text: None) for each in (whole, run))
+        expected, found = map(newest, (whole, run))
         summaries = [
             _without_clock(json.loads((each / "summary.json").read_text())) for each in (whole, run)
         ]

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ... import export
 from . import damage, faults
 from .cases import Case
-from .compare import difference
+from .compare import difference, newest
 from .job import Job, waited
 
 TRAIN = ("-m", "hpc_oldsgd.train")
@@ -73,7 +72,7 @@ class Ward:
             return None, ""
         if not in_time or job.code:
             return None, f"the run that was left alone ended with {job.code}: {job.text[-300:]}"
-        return Reference(run, export.newest(run, lambda text: None).r, start_s), ""
+        return Reference(run, newest(run).r, start_s), ""
 
     def live(self, whole: Reference, chance: random.Random, budget: int, name: str) -> Life:
         """From a new folder to a complete run, with about `budget` faults or fewer."""
