@@ -14,12 +14,16 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import json
 import random
 import shutil
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,6 +33,7 @@ from ...cli.fields import at_least
 from ...errors import UserError
 from ...files import lock
 from . import cases
+from .job import stop_all
 from .lives import Ward
 
 LOG = "chaos.jsonl"
@@ -43,6 +48,8 @@ class Options:
     """How many in all."""
     per_run: int = 40
     """Faults against one drawn run; each drawn run is first made once without any."""
+    jobs: int = 1
+    """Drawn runs at a time."""
     seed: int = 0
     """Of the runs and the faults."""
     out: Path = Path("runs/chaos")
@@ -53,7 +60,7 @@ class Options:
     """Print one line of JSON after the text."""
 
     def __post_init__(self) -> None:
-        at_least(1, self, "faults", "per_run")
+        at_least(1, self, "faults", "per_run", "jobs")
 
 
 def main(options: Options) -> int:
@@ -76,28 +83,56 @@ def run(options: Options, mpirun: str) -> list[dict[str, Any]]:
     lives = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     if any(life["seed"] != options.seed for life in lives):
         raise UserError(f"{log} is of another --seed: choose another --out")
-    k = max((life["case"] for life in lives), default=-1) + 1
-    while (done := sum(len(life["struck"]) for life in lives)) < options.faults:
-        chance = random.Random(f"{options.seed}.{k}")
-        for life in _case(options, mpirun, k, chance, min(options.per_run, options.faults - done)):
-            lives.append({"seed": options.seed, "case": k, **life})
-            with log.open("a") as file:
-                file.write(json.dumps(lives[-1]) + "\n")
-            tried = sum(len(one["struck"]) for one in lives)
-            lost = sum(bool(one["lost"]) for one in lives)
-            print(
-                f"[{time.monotonic() - start:6.0f} s] {tried}/{options.faults} faults, {lost} runs "
-                f"lost; run {k}: {life['run']}: {', '.join(s['kind'] for s in life['struck'])}"
-                + (f"\n  LOST: {life['lost']}" if life["lost"] else ""),
-                flush=True,
-            )
-        k += 1
+    numbers = itertools.count(max((life["case"] for life in lives), default=-1) + 1)
+    one_at_a_time = threading.Lock()
+
+    def left() -> int:
+        return options.faults - sum(len(life["struck"]) for life in lives)
+
+    def work() -> None:
+        while left() > 0:
+            with one_at_a_time:
+                k = next(numbers)
+                chance = random.Random(f"{options.seed}.{k}")
+                case = cases.draw(chance)
+            for life in _case(options, mpirun, k, case, chance, min(options.per_run, left())):
+                with one_at_a_time:
+                    lives.append({"seed": options.seed, "case": k, **life})
+                    with log.open("a") as file:
+                        file.write(json.dumps(lives[-1]) + "\n")
+                    print(progress(lives, options.faults, time.monotonic() - start), flush=True)
+
+    with ThreadPoolExecutor(options.jobs) as pool:
+        workers = [pool.submit(work) for _ in range(options.jobs)]
+        try:
+            for worker in workers:
+                worker.result()
+        except BaseException:
+            stop_all()  # or the others would go on for long
+            raise
     return lives
 
 
-def _case(options: Options, mpirun: str, k: int, chance: random.Random, budget: int) -> Any:
-    """Yields the lives of one drawn run, until they have met `budget` faults."""
-    case, folder = cases.draw(chance), options.out / f"run-{k:04d}"
+def progress(lives: list[dict[str, Any]], wanted: int, seconds: float) -> str:
+    tried = sum(len(life["struck"]) for life in lives)
+    lost, last = sum(bool(life["lost"]) for life in lives), lives[-1]
+    line = (
+        f"[{seconds:6.0f} s] {tried}/{wanted} faults, {lost} lost; run {last['case']}: "
+        f"{last['run']}: {', '.join(one['kind'] for one in last['struck'])}"
+    )
+    return f"{line}\n  LOST: {last['lost']}" if last["lost"] else line
+
+
+def _case(
+    options: Options,
+    mpirun: str,
+    k: int,
+    case: cases.Case,
+    chance: random.Random,
+    budget: int,
+) -> Iterator[dict[str, Any]]:
+    """The lives of one drawn run, until they have met `budget` faults."""
+    folder = options.out / f"run-{k:04d}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     ward = Ward(case, folder, mpirun, JOB_S)

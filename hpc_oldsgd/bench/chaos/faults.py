@@ -26,7 +26,7 @@ from ...checkpoints.store import MANIFEST, folder_name, newest_first
 from . import damage
 from .job import Job, waited
 
-PHASES = {"start": 0.0, "begun": 0.3, "round": 0.5, "save": 4e-3, "closing": 0.05, "summary": 0.1}
+PHASES = {"start": 0.0, "begun": 0.3, "round": 0.3, "save": 4e-3, "closing": 0.05, "summary": 0.1}
 """The longest random while after each."""
 ENDING = (
     "kill", "kill-0", "kill-launcher", "kill-proxy", "term", "usr1", "term-launcher",
@@ -59,7 +59,7 @@ def draw(chance: random.Random, start_s: float) -> list[Fault]:
     if phase == "start":
         drawn = [("pause", "start")] * chance.randint(0, 1) + drawn
     else:  # a job costs seconds, mostly to start; what does not end it costs little
-        for _ in range(chance.randint(2, 7)):
+        for _ in range(chance.randint(3, 9)):
             before = order[: order.index(drawn[0][1]) + 1]
             drawn.insert(0, (chance.choice(PASSING), chance.choice(before)))
     return [_fault(chance, kind, phase, start_s) for kind, phase in drawn]
@@ -69,7 +69,7 @@ def _fault(chance: random.Random, kind: str, phase: str, start_s: float) -> Faul
     if phase == "start" and kind in NEED_FILES:
         phase = "begun"
     delay_s = chance.uniform(0, PHASES[phase] or start_s)
-    return Fault(kind, phase, delay_s, chance.random(), chance.uniform(0.01, 0.6))
+    return Fault(kind, phase, delay_s, chance.random(), chance.uniform(0.01, 0.4))
 
 
 def _phase(chance: random.Random, kind: str) -> str:

@@ -9,14 +9,24 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 MARK = "HPC_OLDSGD_CHAOS"
-POLL_S = 1e-3
+POLL_S = 2e-3
 RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK")
 _numbers = itertools.count()
+_running: set[Job] = set()
+_stopped = threading.Event()
+
+
+def stop_all() -> None:
+    """No job runs any more, and none starts."""
+    _stopped.set()
+    for job in list(_running):
+        job.kill()
 
 
 def waited(what: Callable[[], object], limit_s: float, poll_s: float = POLL_S) -> bool:
@@ -37,6 +47,8 @@ class Job:
     def __init__(
         self, mpirun: str, programs: Sequence[tuple[int, Sequence[str]]], said: Path
     ) -> None:
+        if _stopped.is_set():
+            raise KeyboardInterrupt
         self.mark = f"{os.getpid()}.{next(_numbers)}"
         self.said = said
         groups = [["-n", str(n), sys.executable, *words] for n, words in programs]
@@ -47,6 +59,7 @@ class Job:
                 env={"OMP_NUM_THREADS": "1", **os.environ, MARK: self.mark},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
+        _running.add(self)
 
     @property
     def text(self) -> str:
@@ -98,6 +111,7 @@ class Job:
 
     def kill(self) -> None:
         """End everything, whatever state it is in."""
+        _running.discard(self)
         if self.code is None:
             self.launcher.kill()
             self.launcher.wait()
