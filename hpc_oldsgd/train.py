@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -10,16 +9,15 @@ from typing import Any
 from . import cli
 from .cli.console import Console
 from .errors import NeighbourTimeout
-from .launch import deadline
-from .launch.launcher import launcher_rank, launcher_size
+from .launch.launcher import launcher_size
 from .runs import spec
+from .runs.mpi_start import start_mpi
 from .runs.session import Session
 from .runs.spec import Spec
 from .training.options import TrainOptions
 from .training.signals import Inbox
 
 PROG = "hpc_oldsgd.train"
-START_S = 60.0  # the least; importing torch takes ranks that share cores that long
 
 
 def main(**hooks: Callable[..., None]) -> None:
@@ -29,27 +27,12 @@ def main(**hooks: Callable[..., None]) -> None:
             asked = spec.parse(TrainOptions, PROG)
             signals = Inbox(asked.options.on_signal, ends_with_parent=launcher_size() > 1)
             signals.install()
-            start_mpi(asked.options.timeout)
+            start_mpi(PROG, asked.options.timeout, ". The run's files are complete")
             run(asked, signals, **hooks)
     except SystemExit as ended:
         leave_if_shrunk(int(ended.code or 0))
         raise
     leave_if_shrunk(0)
-
-
-def start_mpi(timeout_s: float) -> None:
-    """No wait for a rank that never comes to MPI, nor at the end for one that never leaves it."""
-    if launcher_size() == 1 or not timeout_s:
-        return
-    who, start_s = f"{PROG}: rank {launcher_rank()}", max(timeout_s, START_S)
-    late = "a rank was not started, is stuck, or has ended; the job ends"
-    with deadline.limit(start_s, f"{who} has waited {start_s:.0f} s for MPI to start: {late}\n"):
-        from .transport.mpi import collectives
-    end_s = max(timeout_s, collectives.START_LEAST_S)
-    late = "a rank is stuck; the job ends. The run's files are complete"
-    message = f"{who} has waited {end_s:.0f} s for all to leave MPI: {late}\n"
-    atexit.unregister(deadline.arm)  # of a run before, in this process
-    atexit.register(deadline.arm, end_s, message)
 
 
 def run(asked: Spec[TrainOptions], signals: Inbox | None = None, **hooks: Any) -> None:

@@ -28,6 +28,7 @@ from ..checkpoints.store import Gather
 from ..cli.fields import at_least
 from ..data import Arrays, Batch, Source
 from ..errors import UserError
+from ..runs.mpi_start import start_mpi
 from ..runs.session import Session
 from ..runs.spec import Spec
 from ..tasks import Task
@@ -117,9 +118,8 @@ def resident(field: str, table: str = "/proc/self/status") -> int:
 
 
 def main(options: Options) -> None:
-    from ..transport.mpi import world
 
-    comm = world()
+    comm = start_mpi("hpc_oldsgd.bench memory")
     torch.set_num_threads(1)
     names = algorithms.names() if "all" in options.algorithm else list(options.algorithm)
     small = dataclasses.replace(options, side=1000)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from .. import algorithms
 from ..cli.fields import at_least
+from ..runs.mpi_start import start_mpi
 from ..transport.base import Transport
 
 CHANNELS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # 0 is a pooling
@@ -104,10 +105,9 @@ class Loop:
 
 def main(options: Options) -> None:
     from ..runtime.agent import Agent
-    from ..transport.mpi import world
     from ..transport.mpi.job import vendor
 
-    comm = world()
+    comm = start_mpi("hpc_oldsgd.bench overhead")
     bare, ours = Loop(options), Loop(options)
     algorithm = algorithms.near_tau(options.algorithm, options.tau)
     agent = Agent(ours.model, ours.optimizer, algorithm, options.topology, comm)

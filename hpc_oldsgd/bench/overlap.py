@@ -27,6 +27,7 @@ from ..algorithms.fragments import Fragmented
 from ..cli.fields import at_least
 from ..errors import UserError
 from ..launch.device import choose_device
+from ..runs.mpi_start import start_mpi
 from ..runtime.runner import Runner
 from ..runtime.wire import wire_type
 from ..simulation.slowdown import Slowdown, check_jitter
@@ -181,10 +182,10 @@ class Emulated(Runner):
 
 
 def main(options: Options) -> None:
-    from ..transport.mpi import MpiTransport, world
+    comm = start_mpi("hpc_oldsgd.bench overlap")
+    from ..transport.mpi import MpiTransport
     from ..transport.mpi.job import vendor
 
-    comm = world()
     graph = topology.from_name(options.topology, comm.size)
     chosen = choose(options)
     choose_device(options.device)  # of several GPUs, each rank's own becomes the current one

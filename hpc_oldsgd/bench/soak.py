@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from .. import algorithms, topology
 from ..cli.fields import at_least, positive
+from ..runs.mpi_start import start_mpi
 from ..runtime.plain import Plain
 from ..runtime.runner import Runner
 from ..simulation.stacked import StackedTransport
@@ -227,10 +228,9 @@ def _run(
 
 
 def main(options: Options) -> None:
-    from ..transport.mpi import world
     from ..transport.mpi.job import vendor
 
-    comm = world()
+    comm = start_mpi("hpc_oldsgd.bench soak")
     torch.set_num_threads(1)
     verdict = run(comm, options)
     if comm.rank == 0:

@@ -14,6 +14,7 @@ from ..algorithms import OLDSGD
 from ..cli.fields import at_least, positive
 from ..launch.device import choose_device, set_threads
 from ..launch.launcher import check_world
+from ..runs.mpi_start import start_mpi
 from ..runs.spec import make_topology
 from ..topology import Topology
 from ..training import tau_auto
@@ -49,11 +50,11 @@ class Options:
 
 def main(options: Options) -> None:
     begin = time.perf_counter()
-    from ..transport.mpi import Startup, world
+    comm = start_mpi("hpc_oldsgd.doctor", LIMIT_S)
+    from ..transport.mpi import Startup
     from ..transport.mpi.cuda_probe import cuda_aware
     from ..transport.mpi.job import limit
 
-    comm = world()
     check_world(comm.size)
     startup = Startup(comm, LIMIT_S)
     config = TrainOptions(topology=options.topology)

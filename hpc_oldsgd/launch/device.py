@@ -17,11 +17,15 @@ def choose_device(wanted: str) -> torch.device:
     if not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     # If each task sees one GPU, it is device 0. If a rank sees all, it takes its own.
-    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
-    local = next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0")
-    device = torch.device("cuda", int(local) % torch.cuda.device_count())
+    device = torch.device("cuda", local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
+
+
+def local_rank() -> int:
+    """This process's number among those of its host."""
+    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
+    return int(next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0"))
 
 
 def set_threads(threads: int, sharing: int) -> None:

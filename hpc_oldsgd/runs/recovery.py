@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,17 +38,42 @@ class Lost:
     round: int
 
 
+@dataclass
+class Roll:
+    """Who has died in this job, as one rank knows it.
+
+    A repair that the next death interrupts may be complete on some ranks and not on others, so each
+    tells what it knows. All that have completed a repair know the same.
+    """
+
+    hosts: list[str]
+    """Of all ranks that the job had at first."""
+    lost: list[Lost] = field(default_factory=list)
+
+    def meet(self, told: list[dict[str, Any]]) -> tuple[int, int, int]:
+        """From what every survivor has told: the round, iteration and tau all go on from."""
+        r, t, tau = max((one["r"], one["t"], one["tau"]) for one in told)
+        self.lost = [Lost(**one) for one in max((one["lost"] for one in told), key=len)]
+        known = {one.rank for one in self.lost} | {one["rank"] for one in told}
+        gone = [j for j in range(len(self.hosts)) if j not in known]
+        self.lost += [Lost(j, self.hosts[j], r) for j in gone]
+        return r, t, tau
+
+
 class Recovery:
     """Of one rank; every survivor makes the same calls."""
 
     def __init__(self, session: Session, options: TrainOptions, agent: AgentRunner) -> None:
         self.session, self.options, self.agent = session, options, agent
         self.loop, self.transport = session.loop, agent.transport
-        self.lost = [Lost(**one) for one in session.plan.lost]
-        """Also those of the jobs that this one goes on from."""
         self.first_rank = agent.rank
-        self._ranks = list(range(agent.n))  # that everybody had at first
-        self._hosts = list(agent.transport.hosts)
+        self._lost_before = [Lost(**one) for one in session.plan.lost]
+        self._roll = Roll(list(agent.transport.hosts))
+
+    @property
+    def lost(self) -> list[Lost]:
+        """Also those of the jobs that this one goes on from."""
+        return [*self._lost_before, *self._roll.lost]
 
     def can_repair(self, error: BaseException) -> bool:
         return self.options.on_failure == "shrink" and ulfm.is_death(self.transport, error)
@@ -89,12 +114,11 @@ class Recovery:
         if transport.rank == 0:  # the lock of a dead rank 0 is free; nobody writes before this
             claim(checkpoints.run)
         told = [json.loads(text) for text in transport.gather_text(json.dumps(self._own_state()))]
-        r, t, tau = max((one["r"], one["t"], one["tau"]) for one in told)
+        r, t, tau = self._roll.meet(told)
         name, graph = repaired(self.options, len(alive))
         if transport.rank == 0:
             checkpoints.forget(r)
         ulfm.rebuild(transport, graph)
-        self._add_lost([one["rank"] for one in told], r)
         loop.set_tau(tau)
         while agent.t < t:
             loop.gradients()
@@ -125,7 +149,7 @@ class Recovery:
         """For summary.json and the manifests of checkpoints."""
         return {"lost": [asdict(one) for one in self.lost]}
 
-    def _own_state(self) -> dict[str, int]:
+    def _own_state(self) -> dict[str, Any]:
         agent = self.agent
         r, t = agent.next_boundary
         return {
@@ -134,12 +158,8 @@ class Recovery:
             "r": r,
             "t": t,
             "tau": agent.algorithm.tau,
+            "lost": [asdict(one) for one in self._roll.lost],
         }
-
-    def _add_lost(self, ranks: list[int], r: int) -> None:
-        gone = [j for j in self._ranks if j not in ranks]
-        self.lost += [Lost(j, self._hosts[j], r) for j in gone]
-        self._ranks = ranks
 
     def _assign_data(self, agents: list[int]) -> dict[str, Any]:
         """With --redistribute all data is dealt anew. Otherwise each agent keeps its own."""
@@ -151,7 +171,7 @@ class Recovery:
         return {"of": loop.data_of, "agents": agents}
 
     def _message(self, graph: Topology, r: int, t: int, seconds: float) -> str:
-        gone = [one for one in self.lost if one.round == r]
+        gone = [one for one in self._roll.lost if one.round == r]
         who = ", ".join(f"rank {one.rank} ({one.host})" for one in gone)
         data = "dealt anew to the others" if self.options.redistribute else "lost"
         return (

@@ -140,7 +140,7 @@ def not_the_start(out: Path, own: dict[str, Any]) -> str:
             next(kept.iterdir(), None)
         except OSError as error:
             return f"{kept} cannot be read: {error.strerror}"
-    if (out / "summary.json").exists():
+    if (out / "summary.json").exists() and not _lost_its_checkpoints(out / "summary.json"):
         return f"{out} holds a complete run, and no checkpoint of it"
     if not (out / "config.json").exists():
         return ""
@@ -152,6 +152,14 @@ def not_the_start(out: Path, own: dict[str, Any]) -> str:
         return f"{out} holds something else: its config.json cannot be read"
     said = [f"{k} is {own[k]}, was {v}" for k, v in told.items() if own[k] != v]
     return f"{out} holds another run: {'; '.join(said)}" if said else ""
+
+
+def _lost_its_checkpoints(summary: Path) -> bool:
+    """Of a run that could not write them, and whose last words were to use --resume auto."""
+    try:
+        return "not_saved" in json.loads(read_regular(summary))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def take_mean(plan: Plan, *models: nn.Module) -> None:

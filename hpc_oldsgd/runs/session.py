@@ -115,7 +115,8 @@ class Session:
             self._on_end()
             if ended is None and not loop.stopped:
                 told = summarise(loop.rows, self.spec.task, self.title, backend.time_unit)
-                self.report.summary({**told, **backend.about_end()})
+                lost = {"not_saved": "the last checkpoint"} if self._checkpoint_problem() else {}
+                self.report.summary({**told, **backend.about_end(), **lost})
                 unsaved = self._unsaved()
             self.report.close()
         unsaved = backend.leave(unsaved)
@@ -221,11 +222,9 @@ class Session:
 
     def _unsaved(self) -> str:
         """What a complete run could not write; told by the process that writes the folder."""
-        missing, checkpoints = dict(self.report.unsaved), self.loop.checkpoints
-        if checkpoints is not None and checkpoints.part == 0:
-            kept = checkpoints.last.name if checkpoints.last else ""
-            if kept != folder_name(self.runner.r):
-                missing["the last checkpoint"] = checkpoints.problem
+        missing = dict(self.report.unsaved)
+        if problem := self._checkpoint_problem():
+            missing["the last checkpoint"] = problem
         if not missing:
             return ""
         *names, last = missing
@@ -234,6 +233,14 @@ class Session:
             f"{last}: {missing[last]}; make room and go on with --resume auto --out "
             f"{self.plan.path}"
         )
+
+    def _checkpoint_problem(self) -> str:
+        """Why the last round has no checkpoint; known where part 0 is written."""
+        checkpoints = self.loop.checkpoints
+        if checkpoints is None or checkpoints.part != 0:
+            return ""
+        kept = checkpoints.last.name if checkpoints.last else ""
+        return "" if kept == folder_name(self.runner.r) else checkpoints.problem or "writing failed"
 
     def _stopped(self) -> Stopped | None:
         loop = self.loop

@@ -13,7 +13,7 @@ round. An edge is left out at most `staleness` times in a row; then both ends wa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,3 +79,77 @@ def decide(edges: Edges, t: Times, through: Times, wait: float, must: Bools) -> 
     ready = t.copy()
     np.maximum.at(ready, i, leave)
     return used, ready
+
+
+@dataclass
+class EdgeEnd:
+    """One end of an edge over MPI: what it has heard and said, and what it concludes from that.
+
+    Exchanges are numbered s = 0, 1, 2, ... For each s a snapshot comes from the other end, and both
+    ends send one answer about the other's: 2 s + 1 is yes, 2 s is no.
+    """
+
+    s: int = -1
+    """The exchange under way."""
+    snapshots: int = 0
+    """Received so far."""
+    answered: int = 0
+    """Answers sent so far."""
+    answers: int = 0
+    """Answers received so far."""
+    neighbour_said_yes: bool = False
+    """In its last answer."""
+    used: bool | None = None
+    """Whether both ends use the exchange under way; None until it is decided."""
+    left_out: dict[tuple[int, int], int] = field(default_factory=dict)
+    """(phase, fragment) -> rounds in a row in which it was left out; the same at both ends."""
+
+    def begin(self) -> None:
+        self.s += 1
+        self.used = None
+
+    @property
+    def awaits_snapshot(self) -> bool:
+        return self.snapshots <= self.s
+
+    @property
+    def awaits_answer(self) -> bool:
+        return self.answers <= self.s
+
+    def take_snapshot(self) -> int | None:
+        """A snapshot has arrived: the answer to send, if it comes in time."""
+        self.snapshots += 1
+        in_time = self.snapshots == self.s + 1 and self.answered == self.s
+        return self._answer(yes=True) if in_time else None
+
+    def take_answer(self, answer: int) -> bool:
+        """Whether it is about the exchange that it should be about."""
+        about, yes = divmod(answer, 2)
+        expected = about == self.answers
+        self.neighbour_said_yes = bool(yes)
+        self.answers += 1
+        return expected
+
+    def decide(self, expired: bool, what: tuple[int, int], staleness: int) -> int | None:
+        """Come to a conclusion in `used` if that is possible: the answer to send, if it gives up.
+
+        `expired`: it has waited long enough.
+        """
+        if self.used is not None:
+            return None
+        answered, heard = self.answered > self.s, self.answers > self.s
+        refused = heard and not self.neighbour_said_yes
+        must_wait = self.left_out.get(what, 0) >= staleness
+        answer = None
+        if not answered and (refused or (expired and not must_wait)):
+            answer = self._answer(yes=False)
+            self.used = False
+        elif answered and heard:
+            self.used = not refused
+        if self.used is not None:
+            self.left_out[what] = 0 if self.used else self.left_out.get(what, 0) + 1
+        return answer
+
+    def _answer(self, yes: bool) -> int:
+        self.answered += 1
+        return 2 * self.s + yes

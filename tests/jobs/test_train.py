@@ -12,7 +12,7 @@ import torch
 from hpc_oldsgd import algorithms, export
 from hpc_oldsgd.checkpoints.store import newest_first
 from support.faults import has_checkpoint
-from support.jobs import OPENMPI, TRAIN, Mpirun, seconds_since_fault
+from support.jobs import OPENMPI, SOON_S, TRAIN, Mpirun, seconds_since_fault
 from support.runs import rows_of, simulated
 
 SHORT = ["--task", "logistic", "--iterations", "60", "--tau", "2", "--eval-every", "5"]
@@ -26,7 +26,7 @@ def killed_and_resumed(mpirun: Mpirun, tmp_path: Path, runs: dict[str, list[str]
     for k, (name, words) in enumerate(runs.items()):
         run = [*words, "--out", str(tmp_path / name)]
         killed = mpirun(3, *TRAIN, *go_on, *run, FAULT=f"kill:{(k + 1) % 3}:31")
-        assert seconds_since_fault(tmp_path / name) < 10
+        assert seconds_since_fault(tmp_path / name) < SOON_S
         assert killed.returncode != 0 and "failed" not in killed.stderr
         assert ("goes on from round" in killed.stderr) == bool(go_on)
         # Not each: the newest may be half written, the oldest half removed.
@@ -82,14 +82,14 @@ def test_a_signal_to_one_rank(mpirun: Mpirun, tmp_path: Path) -> None:
 )
 def test_one_rank_raises(mpirun: Mpirun, tmp_path: Path, what: str, error: str) -> None:
     job = mpirun(2, *TRAIN, *SHORT, "--out", tmp_path / "run", FAULT=f"{what}:1:7")
-    assert seconds_since_fault(tmp_path / "run") < 10
+    assert seconds_since_fault(tmp_path / "run") < SOON_S
     assert job.returncode == 1
     assert "rank 1 failed, the job ends:" in job.stderr
     assert job.stderr.count("Traceback") == 1 and error in job.stderr, job.stderr
 
 
 def test_one_rank_freezes(mpirun: Mpirun, tmp_path: Path) -> None:
-    words = [*SHORT, "--timeout", "4", "--out", str(tmp_path / "run")]
+    words = [*SHORT, "--timeout", "8", "--out", str(tmp_path / "run")]
     job = mpirun(3, *TRAIN, *words, FAULT="freeze:1:21")
     assert job.returncode == 4
     late = r"hpc_oldsgd.train: rank [02] \(.+\) has waited \d+ s for rank 1 \(.+\) "
@@ -108,7 +108,7 @@ def test_one_rank_freezes_after_the_last_round(
     mpirun: Mpirun, tmp_path: Path, trace: list[str]
 ) -> None:
     """MPI_Finalize would wait for it for ever."""
-    words = [*SHORT, "--timeout", "3", *trace, "--out", str(tmp_path / "run")]
+    words = [*SHORT, "--timeout", "6", *trace, "--out", str(tmp_path / "run")]
     job = mpirun(2, *TRAIN, *words, FAULT="freeze-at-end:1:0")
     assert job.returncode == 4, job.stderr
     assert re.search(r"rank 0 has waited \d+ s for rank 1 to start or end", job.stderr)
@@ -119,7 +119,7 @@ def test_what_all_ranks_raise_is_said_once(mpirun: Mpirun, tmp_path: Path) -> No
     job = mpirun(
         3, *TRAIN, *SHORT, "--out", tmp_path / "run", FAULT="raise:0:7 raise:1:7 raise:2:7"
     )
-    assert seconds_since_fault(tmp_path / "run") < 10 and job.returncode == 1
+    assert seconds_since_fault(tmp_path / "run") < SOON_S and job.returncode == 1
     assert job.stderr.count("Traceback") == 1 and "rank 0 failed, the job ends:" in job.stderr
 
 

