@@ -11,15 +11,19 @@ from ..errors import UserError
 LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
+def local_rank() -> int:
+    """The number of this rank on its host."""
+    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
+    return int(next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0"))
+
+
 def choose_device(wanted: str) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise UserError("--device cuda: torch sees no GPU here; use --device cpu")
     # If each task sees one GPU, it is device 0. If a rank sees all, it takes its own.
-    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
-    local = next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0")
-    device = torch.device("cuda", int(local) % torch.cuda.device_count())
+    device = torch.device("cuda", local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
 
