@@ -34,7 +34,7 @@ PY  := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet
 S   := $(VENV)/stamps
 
-.PHONY: help train test lint format bench fuzz test-deps test-deaths clean setup setup-tasks setup-dev
+.PHONY: help train test lint format bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
 help:  ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 	@echo "  variables: VENV PYTHON TORCH MPI=auto|system|wheel RANKS=9 ARGS"
@@ -53,6 +53,16 @@ test-openmpi-%: setup-dev  ## the same with Open MPI
 
 test-deaths: setup-dev  ## every rank of a ring and a torus killed in turn, every algorithm killed and resumed: minutes
 	$(PY) -m pytest tests/jobs/test_shrink.py tests/jobs/test_train.py -m long $(ARGS)
+
+# Each in a virtual environment of its own, of some 6 GB where PyPI's CUDA build is all there is.
+TORCHES ?= 2.4.1 2.15.0
+test-torch: $(TORCHES:%=test-torch-%)  ## unit, golden and Agent tests on the oldest and the newest torch: gigabytes
+test-torch-%:
+	$(MAKE) setup VENV='$(VENV)-torch-$*' TORCH='torch==$*'
+	'$(VENV)-torch-$*/bin/python' scripts/extras.py dev | grep -E '^(pytest|hypothesis)' > '$(VENV)-torch-$*/extras.txt'
+	'$(VENV)-torch-$*/bin/python' -m pip install --quiet -r '$(VENV)-torch-$*/extras.txt'
+	'$(VENV)-torch-$*/bin/python' -m pytest tests/unit tests/golden -n 2 $(ARGS)
+	VENV='$(VENV)-torch-$*' MPIRUN='$(VENV)-torch-$*/bin/mpirun' scripts/mpi-tests.sh 2 -k test_agent
 
 fuzz: setup-dev  ## tens of thousands of random inputs for the parsers and the op; CASES=3000 per test
 	CASES=$(or $(CASES),3000) $(PY) -m pytest tests/unit/fuzz \

@@ -11,6 +11,12 @@ from ..errors import UserError
 LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 
 
+def local_rank() -> int:
+    """The number of this rank on its host."""
+    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
+    return int(next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0"))
+
+
 def choose_device(wanted: str) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")

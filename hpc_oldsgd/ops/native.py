@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..launch.launcher import launcher_rank
+from ..torch_private import file_of_torch
 
 API = 5  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
 
@@ -38,7 +39,7 @@ def _load() -> tuple[ModuleType | None, str]:
 def openmp_entry() -> int:
     """The function that starts torch's threads; 0 if there is none, and one thread does all."""
     try:
-        library = ctypes.CDLL(torch._C.__file__)  # looks through the libraries it is linked with
+        library = ctypes.CDLL(file_of_torch())  # looks through the libraries it is linked with
         return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
         return 0

@@ -233,6 +233,7 @@ class Agent(AgentRunner, metaclass=_UsersView):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same algorithm, model and number of ranks. Collective."""
         self._startup.check(lambda: agent_state.check(self, state))
+        agent_state.check_same_step(self, state)
         own = dict(self.flat.outside())
         with torch.no_grad():
             for name, tensor in state.get("outside", {}).items():

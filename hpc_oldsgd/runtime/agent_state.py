@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..errors import UserError
+from ..torch_private import steps_of
 from . import part_file
 
 if TYPE_CHECKING:
@@ -47,6 +48,16 @@ def check(agent: Agent, state: dict[str, Any]) -> None:
         pairs = zip(saved["model"].split(), own["model"].split(), strict=False)
         a, b = next(((a, b) for a, b in pairs if a != b), ("another number of tensors", "these"))
         raise UserError(f"the state is another model's: it has {a} where this model has {b}")
+
+
+def check_same_step(agent: Agent, state: dict[str, Any]) -> None:
+    """A framework on each rank may have taken the newest checkpoint that it found. Collective."""
+    steps = agent.gather(str(int(state["t"])))
+    if len(set(steps)) > 1:
+        raise UserError(
+            f"the ranks would go on from different steps ({', '.join(steps)}): load the newest "
+            "checkpoint that all ranks have"
+        )
 
 
 def random_state() -> dict[str, Any]:
@@ -136,7 +147,7 @@ def _check_names(saved: dict[str, Any], given: dict[str, Any]) -> None:
 def _check_not_behind(agent: Agent, name: str, one: Any) -> None:
     """A scheduler that steps with the agent and is one step behind is saved too early."""
     if isinstance(one, torch.optim.lr_scheduler.LRScheduler):
-        steps = one._step_count - 1  # it counts its own start
+        steps = steps_of(one)
         if steps and steps == agent.t - 1:
             raise UserError(
                 f"{name} is one step behind the agent: call {name}.step() first, then agent.save()"

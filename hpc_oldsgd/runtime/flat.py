@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..torch_private import hooks, version
 
 ALIGN_BYTES = 64  # each tensor starts on a cache line, as torch's own allocator gives it
 Buffers = Literal["mix", "local"]
@@ -97,7 +98,7 @@ class Flat:
 
     def version(self) -> int:
         """Grows with every change in place, be it of x or through the module's own tensors."""
-        return self.x._version + sum(s.tensor._version for s in self.slots)
+        return version(self.x) + sum(version(s.tensor) for s in self.slots)
 
     def gradient(self) -> Tensor:
         """The gradients as one vector g laid out like x; every p.grad becomes a view of it.
@@ -250,7 +251,7 @@ def power_vectors(module: nn.Module) -> set[int]:
     new_style = getattr(parametrizations, "_SpectralNorm", ())
     found: set[int] = set()
     for part in module.modules():
-        names = [h.name for h in part._forward_pre_hooks.values() if isinstance(h, SpectralNorm)]
+        names = [h.name for h in hooks(part) if isinstance(h, SpectralNorm)]
         keys = [f"{name}{end}" for name in names for end in ("_u", "_v")]
         if new_style and isinstance(part, new_style):
             keys += ["_u", "_v"]

@@ -32,8 +32,7 @@ class LaidOutLikeX(Tensor):
                 "agent.mean_state_dict(), or agent.x.copy_(agent.mean())"
             )
         plain = [a.as_subclass(Tensor) if isinstance(a, cls) else a for a in args]
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*plain, **(kwargs or {}))
+        return Tensor.__torch_function__(func, (), plain, kwargs or {})
 
 
 def like_x(mean: Tensor, flat: Flat) -> Tensor:

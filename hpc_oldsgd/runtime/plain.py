@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm
+from ..torch_private import add_to_all
 from ..transport.base import Transport
 from .runner import Runner
 from .unread_gradient import UNREAD
@@ -41,7 +41,7 @@ class Plain(Runner):
         # product into the sum for other elements, and the last bit would not be an Agent's.
         if self._last_g is None or self._last_g[0] is not g:
             self._last_g = g, _rows(g)  # of 1,000 agents the views take longer than the step
-        torch._foreach_add_(self._rows, self._last_g[1], alpha=-self._alpha)
+        add_to_all(self._rows, self._last_g[1], -self._alpha)
 
 
 def _rows(x: Tensor) -> list[Tensor]:

@@ -17,6 +17,7 @@ from torch.autograd.graph import increment_version
 from typing_extensions import Self
 
 from ..errors import UserError
+from ..torch_private import version
 from ..transport.base import FadingTail, Flight, Reduction, Transport, cut
 from ..transport.late import NO_EDGES
 from ..transport.trace import Trace
@@ -127,7 +128,7 @@ class Runner(ABC):
 
     def version(self) -> int:
         """Grows with every change of the weights that torch counts."""
-        return self.x._version
+        return version(self.x)
 
     def advance(self, g: Tensor) -> bool:
         """Hand the schedule a gradient at x. False once the run has stopped."""

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..torch_private import BATCH_NORMS, INSTANCE_NORMS, hooks
 from .flat import Flat
 
 
@@ -75,16 +76,17 @@ def running_statistics(flats: Sequence[Flat]) -> Running | None:
 
 def _norms(module: nn.Module) -> list[Any]:
     """Those with running statistics, each of which counts its passes from now on."""
-    kind = nn.modules.batchnorm._NormBase
-    found = [m for m in module.modules() if isinstance(m, kind) and m.track_running_stats]
+    kinds = BATCH_NORMS + INSTANCE_NORMS
+    found: list[Any] = [m for m in module.modules() if isinstance(m, kinds)]
+    found = [norm for norm in found if norm.track_running_stats]
     for norm in filter(_is_instance_norm, found):
-        if _count_pass not in norm._forward_hooks.values():
+        if _count_pass not in hooks(norm):
             norm.register_forward_hook(_count_pass)
     return found
 
 
 def _is_instance_norm(norm: nn.Module) -> bool:
-    return isinstance(norm, nn.modules.instancenorm._InstanceNorm)
+    return isinstance(norm, INSTANCE_NORMS)
 
 
 def _count_pass(norm: Any, *_: Any) -> None:

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from ..errors import UserError
 from ..tasks import Task
+from ..torch_private import DROPOUTS
 
 if TYPE_CHECKING:
     from ..training.loop import Worker
@@ -64,7 +65,7 @@ def unfit(task: Task, model: nn.Module) -> str | None:
     """Why a model cannot be vectorised over agents; None if it can."""
     if any(True for _ in model.buffers()):
         return "the model has buffers, as BatchNorm does"
-    if any(isinstance(m, nn.modules.dropout._DropoutNd) and m.p > 0 for m in model.modules()):
+    if any(isinstance(m, DROPOUTS) and getattr(m, "p", 1) > 0 for m in model.modules()):
         return "the model drops activations at random"
     if any(not p.requires_grad for p in model.parameters()):
         return "the model has frozen parameters"

@@ -24,6 +24,7 @@ from ..errors import UserError
 from ..runtime.flat import Flat
 from ..runtime.runner import Runner
 from ..tasks import Task
+from ..torch_private import BATCH_NORMS
 from ..transport.base import Pending, Reduction
 
 SPLITS = ("train", "test")
@@ -49,7 +50,7 @@ class MeanModel:
 
     def recalibrate(self) -> None:
         """BatchNorm statistics of the mean model itself, over the fixed training sample."""
-        norms = [m for m in self.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        norms: list[Any] = [m for m in self.model.modules() if isinstance(m, BATCH_NORMS)]
         momenta = [m.momentum for m in norms]
         for norm in norms:
             norm.reset_running_stats()

@@ -221,3 +221,23 @@ def test_a_part_saved_by_itself_is_small(comm, shared):
         for key, tensor in model.state_dict().items():
             torch.testing.assert_close(mean[key], tensor)
             assert mean[key].data_ptr() != tensor.data_ptr()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_states_of_different_steps_are_refused(comm):
+    """As when each rank takes its own newest checkpoint: all say so, and nothing was loaded."""
+    model = cnn()
+    optimizer, _ = Loop("sgd").make(model)
+    with Agent(model, optimizer, OLDSGD(tau=2), "ring", comm) as agent:
+        states = []
+        for k in range(4):
+            optimizer.zero_grad()
+            x, y = batch(comm.rank, k)
+            nn.functional.cross_entropy(model(x), y).backward()
+            agent.step()
+            if agent.at_boundary:
+                states.append(copy.deepcopy(agent.state_dict()))
+        before = agent.x.clone()
+        with pytest.raises(UserError, match=r"ranks would go on from different steps \(4, 2"):
+            agent.load_state_dict(states[0 if comm.rank == 1 else 1])
+        assert agent.t == 4 and torch.equal(agent.x, before)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpc_oldsgd import OLDSGD, Agent
+from hpc_oldsgd import OLDSGD, Agent, UserError, algorithms
 
 
 class Norms(nn.Module):
@@ -32,10 +32,12 @@ class Norms(nn.Module):
         (self.norm(y) * y).square().mean().backward()
 
 
-def train(comm: Any, body: torch.dtype, resume: bool = False) -> tuple[Agent, Norms, dict]:
+def train(
+    comm: Any, body: torch.dtype, resume: bool = False, fragments: int = 1
+) -> tuple[Agent, Norms, dict]:
     model = Norms(body)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    with Agent(model, optimizer, OLDSGD(tau=3), "ring", comm) as agent:
+    with Agent(model, optimizer, OLDSGD(tau=3, fragments=fragments), "ring", comm) as agent:
         agent.metrics()
         saved: dict[str, Any] = {}
         for k in range(12):
@@ -75,6 +77,32 @@ def test_a_resumed_run_with_two_types_is_the_run_that_never_stopped(comm):
     _, resumed, _ = train(comm, torch.bfloat16, resume=True)
     for (key, a), b in zip(whole.state_dict().items(), resumed.state_dict().values(), strict=True):
         assert torch.equal(a, b), key
+
+
+def test_two_types_while_x_travels_in_fragments(comm):
+    """The norms travel whole, as they do without fragments; a resumed run is the same run."""
+    agent, model, mean = train(comm, torch.bfloat16, fragments=3)
+    _, whole, _ = train(comm, torch.bfloat16)
+    assert torch.equal(model.norm.weight, whole.norm.weight)
+    assert torch.equal(model.norm.running_var, whole.norm.running_var)
+    bodies = torch.stack([torch.tensor(b) for b in comm.allgather(model.body.weight.tolist())])
+    torch.testing.assert_close(mean["body.weight"].float(), bodies.mean(0), rtol=0.01, atol=0.01)
+    _, resumed, _ = train(comm, torch.bfloat16, resume=True, fragments=3)
+    assert all(map(torch.equal, model.state_dict().values(), resumed.state_dict().values()))
+    assert agent.t == 12
+
+
+@pytest.mark.parametrize("name", [*algorithms.names(), "the paper's form"])
+def test_other_algorithms_refuse_two_types_in_one_line(comm, name):
+    if name == "oldsgd":
+        return  # above
+    algorithm = OLDSGD(form="gradient") if name == "the paper's form" else algorithms.get(name)()
+    model = Norms(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    message = r"^norm\.weight is .*32, body\.weight is .*16: this algorithm mixes one dtype only"
+    with pytest.raises(UserError, match=message) as caught:
+        Agent(model, optimizer, algorithm, "ring", comm)
+    assert "\n" not in str(caught.value) and "OLDSGD in its delta form" in str(caught.value)
 
 
 def test_evaluation_with_two_types_leaves_no_trace(comm):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import ops
+from ...torch_private import UNKNOWN, version
 from ..base import LINE, Flight
 from ..progress import Stage
 from .in_flight import InFlight, Memory, StagedJob
@@ -37,7 +38,7 @@ class Channel(Memory):
         super().__init__(transport, x, number)
         self._kept: weakref.ref[torch.Tensor] | None = None
         """The x of which a mix has written the snapshot into y."""
-        self._version = 0  # of that x, when the snapshot was written
+        self._kept_version = 0  # of that x, when the snapshot was written
 
     def fits(self, x: torch.Tensor) -> bool:
         (shape, dtype, device), size = self._model, x.numel()
@@ -54,14 +55,14 @@ class Channel(Memory):
 
     def keep(self, x: torch.Tensor) -> None:
         """A mix has written the snapshot of x as it is now into y."""
-        self._kept, self._version = weakref.ref(x), x._version
+        self._kept, self._kept_version = weakref.ref(x), version(x)
 
     def has_kept(self, x: torch.Tensor) -> bool:
         """Whether y is a snapshot of x; it may be out of date."""
         return self._kept is not None and self._kept() is x
 
     def exchange(self, x: torch.Tensor, round: int, share: float) -> MpiFlight:
-        current = self.has_kept(x) and self._version == x._version
+        current = self.has_kept(x) and self._kept_version == version(x) != UNKNOWN
         if not current:
             self.next_y()[: x.numel()].copy_(x.reshape(-1))
         self._kept = None
