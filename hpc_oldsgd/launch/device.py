@@ -28,12 +28,6 @@ def choose_device(wanted: str) -> torch.device:
     return device
 
 
-def local_rank() -> int:
-    """This process's number among those of its host."""
-    # Slurm's number comes last: under mpirun every rank has the batch script's, which is 0.
-    return int(next((os.environ[k] for k in LOCAL_RANK if k in os.environ), "0"))
-
-
 def set_threads(threads: int, sharing: int) -> None:
     torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0)) // sharing))
 

@@ -121,9 +121,7 @@ def test_a_gamma_that_is_not_stable_on_the_graph_is_refused(tau: int, P: int) ->
 
     def grows(gamma: float) -> bool:
         rounds = 400
-        X = paper_equations.xoldsgd(
-            x0, lambda X, t: 0 * X, lambda r: W, 0.1, tau, rounds, P, gamma
-        )
+        X = paper_equations.xoldsgd(x0, lambda X, t: 0 * X, lambda r: W, 0.1, tau, rounds, P, gamma)
         return bool(np.abs(X[-1] - X[-1].mean(axis=0)).max() > 1e-3)
 
     def refused(gamma: float) -> bool:
