@@ -146,7 +146,8 @@ def bars(
                 label = "the paper" if k == 0 and not np.isnan(stars).all() else None
                 axis.plot(at, stars, "*", color=style.INK, markersize=7, label=label)
             axis.axhline(1.0, color=style.GREY, linewidth=0.8)
-            axis.set_xticks(range(len(group)), list(group), rotation=40, ha="right")
+            named = [name.replace(":", "\n") for name in group]  # options in a line of their own
+            axis.set_xticks(range(len(group)), named, rotation=40, ha="right")
             axis.set_title(title)
             axis.grid(True, axis="y")
         axes[0].set_ylabel(y)
