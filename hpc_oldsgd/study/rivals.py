@@ -91,7 +91,7 @@ def cells_of(grid: Grid, options: Options, partition: str, target: float) -> lis
     more: dict[str, Any] = {"partition": partition, "agents": options.agents, "target": target}
     made = []
     for row in options.names:
-        graph = {"topology": options.pairs} if is_noloco(row) else {}
+        graph: dict[str, Any] = {"topology": options.pairs} if is_noloco(row) else {}
         made += grid.cells([row], options.taus, **more, **graph)
     return made
 
