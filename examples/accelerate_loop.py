@@ -63,6 +63,7 @@ with Agent(model, inner, OLDSGD(tau=5), topology="ring") as agent:
         # After 20 steps, so between two rounds. As safetensors it would write no views of x.
         accelerator.save_state(own / f"epoch-{epoch + 1}", safe_serialization=False)
     weights = agent.mean_state_dict()
+    model.eval()
     with agent.mean_weights(), torch.no_grad():
         right = (model(x.to(agent.x)).argmax(1).cpu() == y).float().mean()
 if rank == 0:

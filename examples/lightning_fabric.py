@@ -61,6 +61,7 @@ with Agent(model, inner, OLDSGD(tau=5), topology="ring") as agent:
         state["epoch"] = epoch + 1
         fabric.save(own / f"epoch-{epoch + 1}.ckpt", state)  # after 20 steps: between two rounds
     weights = agent.mean_state_dict()
+    model.eval()
     with agent.mean_weights(), torch.no_grad():
         right = (model(fabric.to_device(x)).argmax(1) == fabric.to_device(y)).float().mean()
 if rank == 0:

@@ -53,10 +53,11 @@ class Digits(L.LightningModule):
         }
 
     def on_train_end(self) -> None:
+        self.weights = self.agent.mean_state_dict()
+        self.eval()
         with self.agent.mean_weights(), torch.no_grad():
             right = self.net(x.to(self.device)).argmax(1).cpu() == y
         self.accuracy = right.float().mean().item()
-        self.weights = self.agent.mean_state_dict()
         self.agent.finish()
 
 
