@@ -20,11 +20,16 @@ from torch import Tensor
 
 from ..errors import UserError
 from . import checks, native, reference
+from .narrow import decode_add, encode, fused_mix_narrow, message_bytes
 
 __all__ = [
     "build_info",
+    "decode_add",
+    "encode",
     "fused_mix",
     "fused_mix_delta",
+    "fused_mix_narrow",
+    "message_bytes",
     "mix_rows",
     "mix_rows_delta",
     "native_available",
