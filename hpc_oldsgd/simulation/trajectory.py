@@ -17,6 +17,7 @@ from ..runtime.plain import Plain
 from ..runtime.runner import Runner
 from ..runtime.wire import check_wire, wire_type
 from ..topology import Topology
+from ..transport.base import Wire
 from ..transport.late import Late
 from .clock import Clock, Times
 from .stacked import StackedTransport
@@ -47,7 +48,7 @@ def trajectory(
     rounds: int,
     c: float | Times = 1.0,
     *,
-    wire: torch.dtype | str | None = None,
+    wire: Wire | str = None,
     batched: bool = False,
     late: Late | None = None,
     **clock_options: Any,
