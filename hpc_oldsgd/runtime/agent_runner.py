@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
@@ -12,6 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..topology import Topology
+from ..transport.base import Wire
 from ..transport.trace import Trace
 from .agent_checks import (
     a_topology,
@@ -53,7 +53,7 @@ class AgentRunner(Runner):
         *,
         buffers: Buffers = "mix",
         sync: bool | None = True,
-        wire: torch.dtype | str | None = None,
+        wire: Wire | str = None,
         trace: Trace | None = None,
         timeout_s: float | None = 600.0,
         **transport_options: Any,
@@ -243,6 +243,7 @@ class AgentRunner(Runner):
         self.flat = self._startup.check(self._flatten)
         self.x = self.flat.x
         self.transport.tail = running_statistics([self.flat])
+        self.transport.model = self.x
         self._startup.check(self._check_optimizer)
         self._check_same_model(True)
         for _, tensor in (*_named(self.flat.slots), *self.flat.outside()):

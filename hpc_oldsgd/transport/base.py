@@ -165,8 +165,9 @@ class Transport(ABC):
         """The whole x; the runner sets it."""
         self.settled: Callable[[], bool] = lambda: False
         """Whether x stays as a mix leaves it until it is sent; the runner sets it."""
-        self.streams = Streams(wire.bits, topology.period) if isinstance(wire, Narrow) else None
+        self.streams: Streams | None = None
         """Of a wire that sends differences (narrow.py)."""
+        self.begin_streams()
         self.measure_distance = False
         self._distances: list[torch.Tensor | float] = []  # of the fragments of x mixed last
 
@@ -177,6 +178,11 @@ class Transport(ABC):
     def wire_type(self, model: torch.dtype) -> torch.dtype:
         """Of the snapshots, or of the public copies in their place."""
         return self.wire if isinstance(self.wire, torch.dtype) else model
+
+    def begin_streams(self) -> None:
+        """Anew, on the topology as it is now."""
+        if isinstance(self.wire, Narrow):
+            self.streams = Streams(self.wire.bits, self.topology.period)
 
     def open_stream(self, x: torch.Tensor, round: int) -> Stream:
         assert self.streams is not None

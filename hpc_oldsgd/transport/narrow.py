@@ -176,7 +176,8 @@ class Streams:
 
     def forget(self) -> None:
         """All begin anew. Collective, and with nothing under way."""
-        self._known.clear()
+        for name in list(self._known):
+            self._remove(name)
         self._round, self._others = -1, 0
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,7 +205,12 @@ class Streams:
         for other in [k for k in self._known if k.startswith("x:") and k != name]:
             start, end, same = _range(other)
             if same == rest and start < b and a < end:
-                del self._known[other]
+                self._remove(other)
+
+    def _remove(self, name: str) -> None:
+        stream = self._known.pop(name)
+        if stream.ahead is not None:
+            stream.ahead.encoded = None  # its message never leaves
 
 
 def _range(name: str) -> tuple[int, int, str]:

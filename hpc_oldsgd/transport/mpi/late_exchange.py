@@ -106,6 +106,8 @@ class Edge:
         if self._receives_snapshot and MPI.Request.Testall(self._snapshot_receives):
             self._receives_snapshot = False
             self.snapshots += 1
+            if self.snapshots <= self.s or self.used is False:
+                self.came_late()
             if self.snapshots == self.s + 1 and self.answered == self.s:
                 self._send_answer(True)
         if self._receives_answer and self._answer_receive.Test():
@@ -137,9 +139,14 @@ class Edge:
             self.used = not refused
         if self.used is None:
             return False
+        if not self.used and self.snapshots > self.s:
+            self.came_late()
         self.decided_s = time.perf_counter()
         self.left_out[what] = 0 if self.used else self.left_out.get(what, 0) + 1
         return True
+
+    def came_late(self) -> None:
+        """A snapshot is here that no mix will read: it is dropped."""
 
     @property
     def idle(self) -> bool:
@@ -196,7 +203,7 @@ class LateChannel(Channel):
         with self._lock:
             for j in peers:
                 if j not in self.edges:
-                    self.edges[j] = Edge(self, j)
+                    self.edges[j] = self.make_edge(j)
                 self.edges[j].begin()
             for j in peers:
                 self.current.send(j)
@@ -204,6 +211,9 @@ class LateChannel(Channel):
         if idle:
             self._job = self.transport.late_engine.submit([Stage(self, start=False)])
         return [self.edges[j] for j in peers]
+
+    def make_edge(self, j: int) -> Edge:
+        return Edge(self, j)
 
     def look_until(self, there: Callable[[], bool], waits_for: WaitsFor) -> None:
         """Advance from the agent's own thread until something is there, whatever the progress."""
