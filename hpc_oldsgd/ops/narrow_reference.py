@@ -4,9 +4,10 @@ A message holds Q(x - z), the codes of all numbers and then one scale a block:
 
     scale = (largest |x - z| of the block) / top,   code = round((x - z) / scale) in -top..top
 
-top is 127 for 8 bits and 7 for 4. An 8-bit code is a byte; two 4-bit codes share one, the first in
-its low half. Everything is computed in fp32 (fp64 for a fp64 model), one rounded operation after
-the other, so that sender and receiver get the same z.
+top is 127 for 8 bits and 7 for 4. The scale is rounded to bf16 first; the largest code is top all
+the same. An 8-bit code is a byte; two 4-bit codes share one, the first in its low half. Everything
+is computed in fp32 (fp64 for a fp64 model), one rounded operation after the other, so that sender
+and receiver get the same z. A block with an inf or a NaN has the scale inf and decodes to NaN.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 from . import reference
 from .reference import accumulator
 
-BLOCK = 128
+BLOCK = 64
 """Numbers that share a scale."""
-SCALE = torch.float32
+SCALE = torch.bfloat16
 TOP = {8: 127.0, 4: 7.0}
 SMALLEST = 2.0**-126
 """A smaller scale is 0: 1 / scale stays finite, and nothing depends on flushed subnormals."""
@@ -47,7 +48,7 @@ def encode(x: Tensor, z: Tensor, message: Tensor, bits: int) -> None:
         delta = delta.view(n, blocks, BLOCK)
         # Not `/ TOP[bits]`, which torch turns into a product on a GPU.
         top = torch.full((), TOP[bits], dtype=a, device=x.device)
-        scale = (delta.abs().amax(dim=2) / top).to(SCALE) if d else delta.new_empty(n, 0)
+        scale = (delta.abs().amax(dim=2) / top).float().to(SCALE) if d else delta.new_empty(n, 0)
         scale = torch.where(scale < SMALLEST, torch.zeros_like(scale), scale)
         scale = torch.where(scale.isfinite(), scale, torch.full_like(scale, torch.inf))
         usable = ((scale > 0) & scale.isfinite()).unsqueeze(2)
