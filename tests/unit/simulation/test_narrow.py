@@ -19,7 +19,7 @@ from hpc_oldsgd.transport.late import Late
 from hpc_oldsgd.transport.narrow import Narrow
 from support.small_problems import quadratic, rows
 
-BLOCK = 128
+BLOCK = 64
 EXCHANGING = [
     "oldsgd",
     "xoldsgd",
@@ -39,7 +39,8 @@ def q(delta: np.ndarray, bits: int) -> np.ndarray:
     top, out = delta.dtype.type(2 ** (bits - 1) - 1), np.zeros_like(delta)
     for a in range(0, len(delta), BLOCK):
         block = delta[a : a + BLOCK]
-        scale = delta.dtype.type(np.float32(np.abs(block).max() / top))
+        largest = torch.tensor(np.abs(block).max() / top).float()
+        scale = delta.dtype.type(largest.bfloat16().item())
         if scale:
             out[a : a + BLOCK] = np.round(block * (delta.dtype.type(1) / scale)) * scale
     return out
@@ -174,7 +175,7 @@ def test_the_clock_charges_by_the_bytes_and_the_first_message_whole():
         c,
         wire="int4",
     )
-    assert np.diff(run.time) == pytest.approx([8.0, *[c * (0.125 + 4 / 128 / 4)] * 3])
+    assert np.diff(run.time) == pytest.approx([8.0, *[c * (0.125 + 2 / 64 / 4)] * 3])
 
 
 def test_the_gradient_form_and_unknown_wires_are_refused():
