@@ -57,8 +57,10 @@ class Options:
 def types(options: Options) -> tuple[torch.dtype, torch.dtype]:
     """The model's, and the wire's, which must be the same or narrower."""
     model = wire_type(options.dtype, torch.float64)
-    assert model is not None
-    return model, wire_type(options.wire or None, model) or model
+    assert isinstance(model, torch.dtype)
+    wire = wire_type(options.wire or None, model) or model
+    assert isinstance(wire, torch.dtype)
+    return model, wire
 
 
 @dataclass

@@ -12,6 +12,7 @@ from ..algorithms import Algorithm
 from ..errors import UserError
 from ..topology import Topology
 from ..transport.base import Wire
+from ..transport.narrow import Narrow, check_memory
 from ..transport.trace import Trace
 from .agent_checks import (
     a_topology,
@@ -197,6 +198,10 @@ class AgentRunner(Runner):
         self.others.check(self.algorithm, self.transport.wire, self.flat)
         check_form(self.algorithm, self.optimizer, self.flat)
         check_wire(self.algorithm, self.transport.wire, self.flat.dtype)
+        if isinstance(self.transport.wire, Narrow):
+            hosts, i = self.transport.hosts, self.rank
+            here = 1 if self.x.is_cuda else hosts.count(hosts[i])
+            check_memory(self.transport.wire, self.x, self.transport.topology, i, here)
 
     def _check_same_model(self, sync: bool) -> None:
         transport = self.transport

@@ -19,6 +19,7 @@ from ..runtime.wire import check_wire, wire_type
 from ..topology import Topology
 from ..transport.base import Wire
 from ..transport.late import Late
+from ..transport.narrow import Narrow, check_memory
 from .clock import Clock, Times
 from .stacked import StackedTransport
 
@@ -80,6 +81,8 @@ def trajectory(
     X = torch.from_numpy(x0.copy())
     sent = wire_type(wire, X.dtype)
     check_wire(algorithm, sent, X.dtype)
+    if isinstance(sent, Narrow):
+        check_memory(sent, X, topology, -1, 1)
     transport = StackedTransport(topology, clock, sent, late)
     runner = Plain(X, algorithm, transport, alpha)
     result = Trajectory(

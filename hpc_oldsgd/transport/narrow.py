@@ -25,9 +25,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .. import ops
+from ..errors import UserError
+from ..launch.memory import memory_available
 from .lost_share import LostShare
 
 if TYPE_CHECKING:
+    from ..topology import Topology
     from .base import FadingTail
 
 ALIGN_BYTES = 16  # the statistics behind the differences begin at a multiple
@@ -82,6 +85,7 @@ class Form:
 class Stream:
     """Of one tensor that is sent again and again; z is (d,), or (n, d) of all agents."""
 
+    name: str
     form: Form = Form(8, 0, 0, 1)
     z: torch.Tensor | None = None
     """The own public copy; None before the first message."""
@@ -104,7 +108,7 @@ class Stream:
         if self.z is None:
             self.z = x.detach().clone(memory_format=torch.contiguous_format)
         elif not self.holds_x:
-            with lost.watching(x, self.z, self.form.body):
+            with lost.watching(self.name, x, self.z, self.form.body):
                 self._encode(x, self.z, message)
         self.holds_x = True
 
@@ -138,6 +142,25 @@ class Stream:
         self.read_tail(j, message)
 
 
+def check_memory(wire: Narrow, x: torch.Tensor, topology: Topology, rank: int, here: int) -> None:
+    """Refuses public copies that the machine has no room for; `here` ranks share it.
+
+    Of a rank below 0: of all agents in one process, which need no neighbours' copies.
+    """
+    phases = range(topology.period)
+    models = len(phases)
+    if rank >= 0:
+        models += sum(len(topology.neighbours(rank, phase)) for phase in phases)
+    need = models * x.numel() * x.element_size() * here
+    free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else memory_available()
+    if free is not None and need > free:
+        raise UserError(
+            f"the wire {wire} on {topology.name} keeps {models} copies of the model, "
+            f"{need / 1e9:.3g} GB on this machine, and {free / 1e9:.3g} GB are free: use bf16, "
+            "or a graph of fewer neighbours or phases"
+        )
+
+
 class Streams:
     """Those of one transport. Every agent opens the same ones in the same order."""
 
@@ -166,7 +189,7 @@ class Streams:
             stream = self._known.get(name)
             if stream is None:
                 self._make_room(name)
-                stream = self._known[name] = Stream()
+                stream = self._known[name] = Stream(name)
             if not stream.busy:
                 start = tail_start(x, tail)
                 stream.form = Form(self.bits, int(x.shape[-1]), start, x.element_size())
@@ -189,7 +212,7 @@ class Streams:
         self.forget()
         for name, saved in state.items():
             z = saved["z"].to(device, copy=True)
-            self._known[name] = Stream(z=z, holds_x=bool(saved["holds_x"]))
+            self._known[name] = Stream(name, z=z, holds_x=bool(saved["holds_x"]))
 
     @property
     def held_bytes(self) -> int:

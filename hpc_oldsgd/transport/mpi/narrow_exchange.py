@@ -29,6 +29,7 @@ def exchange(transport: MpiTransport, x: torch.Tensor, round: int, share: float)
     stream = transport.open_stream(x, round)
     channel = stream.ahead or _channel(transport, x, stream)
     assert transport.streams is not None
+    transport.streams.lost.here = transport.rank == 0  # one speaks for all
     if stream.ahead is None:
         stream.take(x, channel.next_y(), transport.streams.lost)
     # else the last mix has encoded x. Who has changed it since, against the contract of `settled`,
@@ -154,7 +155,8 @@ class NarrowFlight(MpiFlight):
     def _watching(self, x: torch.Tensor, ahead: bool) -> Any:
         assert self.transport.streams is not None and self.stream.z is not None
         lost = self.transport.streams.lost
-        return lost.watching(x, self.stream.z, self.stream.form.body if ahead else 0)
+        length = self.stream.form.body if ahead else 0
+        return lost.watching(self.stream.name, x, self.stream.z, length)
 
     def _copies(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The own one, and those of the neighbours that are mixed; their statistics have come."""
