@@ -14,8 +14,22 @@ from ..errors import UserError
 TRANSFORMED = "inside vmap, grad or jvp: mix plain tensors outside of them."
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+
 Memory = tuple[str, int, int]
 """The name of an argument, its address, its bytes."""
+
+
+def traced(*tensors: Tensor | None) -> bool:
+    """For torch's dispatcher: a graph is being made, or there may be no memory behind a tensor."""
+    if torch.compiler.is_compiling():
+        return True
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            if not isinstance(t, Tensor):
+                raise UserError(f"fused mixing takes torch tensors, not {type(t).__name__}.")
+            return True
+    return False
 
 
 def numbers(weights: Iterable[Any], alpha: Any) -> tuple[list[float], float]:

@@ -16,9 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks, narrow_reference
-
-BLOCK = narrow_reference.BLOCK
+from . import checks, narrow_native, narrow_reference, native
 
 
 def message_bytes(d: int, bits: int) -> int:
@@ -33,12 +31,14 @@ def encode(x: Tensor, z: Tensor, message: Tensor, bits: int) -> None:
     `message` has `message_bytes(d, bits)` numbers of type uint8. With a `message` of two dimensions
     each row of x (n, d) and z is encoded on its own; rows may lie apart.
     """
-    _encode(x, z, message, bits)
+    run = _encode_op if checks.traced(x, z, message) else _encode
+    run(x, z, message, bits)
 
 
 def decode_add(z: Tensor, message: Tensor, bits: int) -> None:
     """z += what `message` says; rows as in `encode`."""
-    _decode_add(z, message, bits)
+    run = _decode_add_op if checks.traced(z, message) else _decode_add
+    run(z, message, bits)
 
 
 def fused_mix_narrow(
@@ -60,12 +60,17 @@ def fused_mix_narrow(
     tensor. The same bits as `decode_add`, `fused_mix_delta` and `encode` one after the other.
     """
     d2 = torch.empty((), dtype=torch.float64, device=x.device) if distance else None
-    _mix_narrow(x, z_self, copies, messages, weights, bits, next_message, d2)
+    traced = checks.traced(x, z_self, next_message, *copies, *messages)
+    run = _fused_mix_narrow if traced else _mix_narrow
+    run(x, z_self, copies, messages, weights, bits, next_message, d2)
     return d2
 
 
 def _code_for(device: torch.device) -> ModuleType:
-    return narrow_reference
+    return narrow_native if native.runs_on(device) else narrow_reference
+
+
+# With arguments in the order of the schemas below.
 
 
 def _encode(x: Tensor, z: Tensor, message: Tensor, bits: int) -> None:
@@ -80,6 +85,10 @@ def _decode_add(z: Tensor, message: Tensor, bits: int) -> None:
         _code_for(z.device).decode_add(*rows, bits)
 
 
+def _width(x: Tensor, message: Tensor) -> int:
+    return x.shape[1] if x.dim() == 2 and message.dim() == 2 else x.numel()
+
+
 def _mix_narrow(*arguments: Any) -> None:
     x, z_self, copies, messages, weights, bits, next_message, distance = arguments
     weights, _ = checks.numbers(weights, 0.0)
@@ -91,5 +100,29 @@ def _mix_narrow(*arguments: Any) -> None:
         )
 
 
-def _width(x: Tensor, message: Tensor) -> int:
-    return x.shape[1] if x.dim() == 2 and message.dim() == 2 else x.numel()
+_encode_op = torch.library.custom_op(
+    "hpc_oldsgd::encode",
+    _encode,
+    mutates_args=("z", "message"),
+    schema="(Tensor x, Tensor(a!) z, Tensor(b!) message, int bits) -> ()",
+)
+_decode_add_op = torch.library.custom_op(
+    "hpc_oldsgd::decode_add",
+    _decode_add,
+    mutates_args=("z",),
+    schema="(Tensor(a!) z, Tensor message, int bits) -> ()",
+)
+_fused_mix_narrow = torch.library.custom_op(
+    "hpc_oldsgd::fused_mix_narrow",
+    _mix_narrow,
+    mutates_args=("x", "z_self", "copies", "next_message", "distance"),
+    schema="(Tensor(a!) x, Tensor(b!) z_self, Tensor(c!)[] copies, Tensor[] messages, "
+    "float[] weights, int bits, Tensor(d!)? next_message, Tensor(e!)? distance) -> ()",
+)
+
+
+@_encode_op.register_fake
+@_decode_add_op.register_fake
+@_fused_mix_narrow.register_fake
+def _(*args: Any) -> None:
+    return None
