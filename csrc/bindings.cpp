@@ -1,5 +1,5 @@
-// hpc_oldsgd._native: mix.h for Python. Addresses are integers; ops/checks.py has checked the
-// tensors behind them. The GIL is released while memory is moved.
+// hpc_oldsgd._native: mix.h and narrow.h for Python. Addresses are integers; ops/checks.py has
+// checked the tensors behind them. The GIL is released while memory is moved.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "mix.h"
+#include "narrow.h"
 #include "parallel.h"
 
 namespace py = pybind11;
@@ -45,6 +46,17 @@ void set_neighbours(Mix& mix, const std::vector<uintptr_t>& addresses,
   mix.neighbours.clear();
   for (uintptr_t p : addresses) mix.neighbours.push_back(pointer(p));
   mix.weights = std::move(weights);
+}
+
+void set_copies(Narrow& narrow, const std::vector<uintptr_t>& copies,
+                const std::vector<uintptr_t>& messages, std::vector<double> weights) {
+  if (weights.size() != copies.size() + 1 || messages.size() != copies.size())
+    throw std::invalid_argument("as many messages as copies, and one weight more");
+  narrow.copies.clear();
+  narrow.messages.clear();
+  for (uintptr_t p : copies) narrow.copies.push_back(pointer(p));
+  for (uintptr_t p : messages) narrow.messages.push_back(pointer(p));
+  narrow.weights = std::move(weights);
 }
 
 py::dict build_info() {
@@ -104,6 +116,28 @@ PYBIND11_MODULE(_native, m) {
       .address("acc", &MixRows::acc)
       .address("distance", &MixRows::distance);
 
+  Record<Narrow>(m, "Narrow")
+      .value("model", &Narrow::model)
+      .value("bits", &Narrow::bits)
+      .value("n", &Narrow::n)
+      .address("x", &Narrow::x)
+      .address("z_self", &Narrow::z_self)
+      .address("next", &Narrow::next)
+      .address("distance", &Narrow::distance)
+      .def("set_copies", set_copies);
+
+  Record<NarrowRows>(m, "NarrowRows")
+      .value("model", &NarrowRows::model)
+      .value("bits", &NarrowRows::bits)
+      .value("rows", &NarrowRows::rows)
+      .value("d", &NarrowRows::d)
+      .value("x_stride", &NarrowRows::x_stride)
+      .value("z_stride", &NarrowRows::z_stride)
+      .value("message_stride", &NarrowRows::message_stride)
+      .address("x", &NarrowRows::x)
+      .address("z", &NarrowRows::z)
+      .address("message", &NarrowRows::message);
+
   const auto no_gil = py::call_guard<py::gil_scoped_release>();
   m.def("mix", mix_cpu, no_gil);
   m.def("mix_rows", mix_rows_cpu, no_gil);
@@ -112,6 +146,19 @@ PYBIND11_MODULE(_native, m) {
       [](const Mix& mix, uintptr_t stream, uintptr_t table, uintptr_t scratch) {
         mix_cuda(mix, pointer(stream), pointer(table), pointer(scratch));
       },
+      no_gil);
+  m.def("message_bytes", message_bytes);
+  m.def("narrow", narrow_cpu, no_gil);
+  m.def("narrow_rows", narrow_rows_cpu, no_gil);
+  m.def(
+      "narrow_cuda",
+      [](const Narrow& narrow, uintptr_t stream, uintptr_t table, uintptr_t scratch) {
+        narrow_cuda(narrow, pointer(stream), pointer(table), pointer(scratch));
+      },
+      no_gil);
+  m.def(
+      "narrow_rows_cuda",
+      [](const NarrowRows& rows, uintptr_t stream) { narrow_rows_cuda(rows, pointer(stream)); },
       no_gil);
   m.def(
       "stream_copy",

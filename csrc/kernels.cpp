@@ -1,73 +1,13 @@
-// The CPU loops, once; compiled for each instruction set with its own flags. Nothing with external
-// linkage comes from here but kernels_<isa>(), so that no other file can get AVX code.
+// The CPU loops of fused_mix, once; compiled for each instruction set with its own flags. Nothing
+// with external linkage comes from here but kernels_<isa>(), so that no other file can get AVX
+// code.
 #include "kernels.h"
 
+#include "lanes.h"
 #include "mix_math.h"
-
-#if defined(OLDSGD_AVX512)
-#include "vec_avx512.h"
-#define OLDSGD_KERNELS kernels_avx512
-#elif defined(OLDSGD_AVX2)
-#include "vec_avx2.h"
-#define OLDSGD_KERNELS kernels_avx2
-#else
-#include "vec_portable.h"
-#define OLDSGD_KERNELS kernels_portable
-#endif
 
 namespace oldsgd {
 namespace {
-
-template <class A>
-struct Lanes;  // kLanes accumulators, in as many vectors as that takes
-template <>
-struct Lanes<float> {
-  static constexpr int count = kLanes / kFloats;
-  VF v[count];
-};
-template <>
-struct Lanes<double> {
-  static constexpr int count = 2 * kLanes / kFloats;
-  VD v[count];
-};
-
-#define OLDSGD_EACH(u, A) _Pragma("GCC unroll 8") for (int u = 0; u < Lanes<A>::count; ++u)
-
-template <class A, class S>
-OLDSGD_HD Lanes<A> load_lanes(const S* p) {
-  Lanes<A> r;
-  if constexpr (sizeof(A) == 8 && sizeof(S) < 8) {
-    OLDSGD_EACH(u, float) split(load(p + u * kFloats), r.v[2 * u], r.v[2 * u + 1]);
-  } else {
-    OLDSGD_EACH(u, A) r.v[u] = load(p + u * (kLanes / Lanes<A>::count));
-  }
-  return r;
-}
-
-template <class A, class S>
-OLDSGD_HD void store_lanes(S* p, const Lanes<A>& s, bool past_cache) {
-  if constexpr (sizeof(A) == 8 && sizeof(S) < 8) {
-    OLDSGD_EACH(u, float) {
-      const VF v = join(s.v[2 * u], s.v[2 * u + 1]);
-      past_cache ? stream(p + u * kFloats, v) : store(p + u * kFloats, v);
-    }
-  } else {
-    constexpr int width = kLanes / Lanes<A>::count;
-    OLDSGD_EACH(u, A) past_cache ? stream(p + u * width, s.v[u]) : store(p + u * width, s.v[u]);
-  }
-}
-
-OLDSGD_HD void add_double(Lanes<double>& sum, const Lanes<double>& e) {
-  OLDSGD_EACH(u, double) sum.v[u] = sum.v[u] + e.v[u];
-}
-OLDSGD_HD void add_double(Lanes<double>& sum, const Lanes<float>& e) {
-  OLDSGD_EACH(u, float) {
-    VD low, high;
-    split(e.v[u], low, high);
-    sum.v[2 * u] = sum.v[2 * u] + low;
-    sum.v[2 * u + 1] = sum.v[2 * u + 1] + high;
-  }
-}
 
 // What a mix has besides models and snapshots, known before its loop: testing for it inside the
 // loop costs up to 8%. bare: nothing. round: what an agent asks for at the end of a round, the next
@@ -270,12 +210,13 @@ Kernels make() {
   fill<bf16, bf16>(k, Dtype::bf16, Dtype::bf16);
   fill<f16, f16>(k, Dtype::f16, Dtype::f16);
   k.stream_copy = copy;
+  k.narrow = &OLDSGD_ISA(narrow_kernels)();
   return k;
 }
 
 }  // namespace
 
-const Kernels& OLDSGD_KERNELS() {
+const Kernels& OLDSGD_ISA(kernels)() {
   static const Kernels kernels = make();
   return kernels;
 }

@@ -1,11 +1,5 @@
 // The CUDA side of mix.h. Memory traffic: each input once, each output once, in 128-bit words.
-#include <cuda_runtime.h>
-
-#include <stdexcept>
-#include <string>
-
-#include "mix.h"
-#include "mix_math.h"
+#include "cuda_common.h"
 
 #ifndef OLDSGD_ARCHS
 #define OLDSGD_ARCHS ""
@@ -13,9 +7,6 @@
 
 namespace oldsgd {
 namespace {
-
-constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 8;
 
 // ---------------------------------------------------------------------------------- kernels
 
@@ -35,35 +26,6 @@ struct Args {
   bool zero_acc;
   const W* neighbours[kMaxFixedDegree];
   A weights[kMaxFixedDegree];
-};
-
-// K consecutive elements, moved as 128-bit words where K of them fill some. The words are marked as
-// streaming: no element is touched twice.
-template <class S, int K>
-struct Group {
-  S v[K];
-  static constexpr int kWords = K * int(sizeof(S)) / 16;
-
-  __device__ __forceinline__ void load(const S* p) {
-    if constexpr (kWords == 0) {
-      v[0] = *p;
-    } else {
-      uint4 word[kWords];
-#pragma unroll
-      for (int k = 0; k < kWords; ++k) word[k] = __ldcs(reinterpret_cast<const uint4*>(p) + k);
-      memcpy(v, word, sizeof v);
-    }
-  }
-  __device__ __forceinline__ void store(S* p) const {
-    if constexpr (kWords == 0) {
-      *p = v[0];
-    } else {
-      uint4 word[kWords];
-      memcpy(word, v, sizeof v);
-#pragma unroll
-      for (int k = 0; k < kWords; ++k) __stcs(reinterpret_cast<uint4*>(p) + k, word[k]);
-    }
-  }
 };
 
 // K elements from i on; returns their distance.
@@ -122,21 +84,6 @@ __device__ __forceinline__ double mix_group(const Args<T, W, A>& m, int64_t i) {
   return total;
 }
 
-// The sum over a block, in a fixed order; valid in thread 0. Ends with all threads past their
-// reads.
-__device__ __forceinline__ double block_sum(double v) {
-  __shared__ double part[kThreads];
-  part[threadIdx.x] = v;
-  __syncthreads();
-  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) part[threadIdx.x] = add(part[threadIdx.x], part[threadIdx.x + half]);
-    __syncthreads();
-  }
-  const double sum = part[0];
-  __syncthreads();
-  return sum;
-}
-
 template <class T, class W, class A, bool delta, bool distance>
 __global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 2 : 4)
     mix_kernel(const __grid_constant__ Args<T, W, A> m) {
@@ -150,35 +97,11 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 2 : 4)
     total = add(total, mix_group<T, W, A, delta, distance, 1>(m, i));
 
   if constexpr (distance) {
-    // The last block to finish adds up the partials: no second kernel, no atomic sum, so the result
-    // repeats bit for bit on the same device.
-    __shared__ bool last;
-    const double sum = block_sum(total);
-    if (threadIdx.x == 0) {
-      m.scratch[blockIdx.x] = sum;
-      __threadfence();
-      auto* done = reinterpret_cast<unsigned*>(m.scratch + kCudaScratch - 1);
-      last = atomicAdd(done, 1u) == gridDim.x - 1;
-    }
-    __syncthreads();
-    if (!last) return;
-    __threadfence();
-    double mine = 0;
-    const volatile double* partials = m.scratch;  // written by other blocks of this kernel
-    for (unsigned b = threadIdx.x; b < gridDim.x; b += kThreads) mine = add(mine, partials[b]);
-    const double all = block_sum(mine);
-    if (threadIdx.x == 0) *m.distance = all;
+    grid_sum(total, m.scratch, m.distance);
   }
 }
 
 // -------------------------------------------------------------------------------- launchers
-
-void check(cudaError_t error, const char* what) {
-  if (error != cudaSuccess)
-    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
-}
-
-bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 template <class T, class W, bool delta, bool distance>
 void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch) {
@@ -209,18 +132,10 @@ void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch)
     }
   }
 
-  int device = 0, sms = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "the SM count");
   const int64_t groups = wide ? args.words + m.n % kWord : m.n;
-  int64_t grid = (groups + kThreads - 1) / kThreads;
-  grid = grid < int64_t(sms) * kBlocksPerSm ? grid : int64_t(sms) * kBlocksPerSm;
-  grid = grid < kCudaScratch - 1 ? grid : kCudaScratch - 1;
-  grid = grid > 0 ? grid : 1;
-
   void* parameters[] = {&args};
-  check(cudaLaunchKernel(mix_kernel<T, W, A, delta, distance>, dim3(static_cast<unsigned>(grid)),
-                         dim3(kThreads), parameters, 0, stream),
+  check(cudaLaunchKernel(mix_kernel<T, W, A, delta, distance>, grid_for(groups), dim3(kThreads),
+                         parameters, 0, stream),
         "launching the mixing kernel");
 }
 

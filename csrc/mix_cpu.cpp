@@ -13,8 +13,6 @@
 namespace oldsgd {
 namespace {
 
-constexpr int64_t kWorthThreads = 16 * kBlock;  // elements; fewer are done before a thread is awake
-
 struct Isa {
   const char* name;
   const Kernels& kernels;
@@ -65,23 +63,6 @@ Kernel kernel_for(Form form, Dtype model, Dtype wire, bool distance) {
   return isa().kernels.mix[static_cast<int>(model)][static_cast<int>(wire)][f];
 }
 
-// The neighbours' weights in the accumulation type.
-struct Weights {
-  std::vector<float> f;
-  std::vector<double> d;
-  Weights(Dtype model, const double* w, int64_t count) {
-    if (model == Dtype::f64) {
-      d.assign(w, w + count);
-    } else {
-      f.assign(w, w + count);
-    }
-  }
-  const void* at(int64_t k) const {
-    if (!d.empty()) return d.data() + k;
-    return f.data() + k;
-  }
-};
-
 void check_graph(const MixRows& m) {
   bool rises = m.indptr[0] == 0 && m.indptr[m.rows] == m.edges;
   for (int64_t i = 0; i < m.rows; ++i) rises = rises && m.indptr[i] <= m.indptr[i + 1];
@@ -94,15 +75,29 @@ void check_graph(const MixRows& m) {
                                   ", the rows of y.");
 }
 
+}  // namespace
+
+const char* isa_in_use() { return isa().name; }
+const Kernels& kernels_in_use() { return isa().kernels; }
+
 double sum(const double* partials, int64_t count) {
   double total = 0;
   for (int64_t b = 0; b < count; ++b) total += partials[b];
   return total;
 }
 
-}  // namespace
+Weights::Weights(Dtype model, const double* w, int64_t count) {
+  if (model == Dtype::f64) {
+    d_.assign(w, w + count);
+  } else {
+    f_.assign(w, w + count);
+  }
+}
 
-const char* isa_in_use() { return isa().name; }
+const void* Weights::at(int64_t k) const {
+  if (!d_.empty()) return d_.data() + k;
+  return f_.data() + k;
+}
 
 void mix_cpu(const Mix& m, int threads) {
   const Kernel kernel = kernel_for(m.form, m.model, m.wire, m.distance != nullptr);

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "codes.h"
 #include "mix_math.h"
 
 namespace oldsgd {
@@ -12,6 +13,8 @@ constexpr int kFloats = 8;
 typedef __m256 VF;
 typedef __m256d VD;
 typedef uint32_t VU __attribute__((vector_size(32)));
+typedef int32_t VI __attribute__((vector_size(32)));
+typedef int64_t VL __attribute__((vector_size(32)));
 
 inline VF splat(float a) { return _mm256_set1_ps(a); }
 inline VD splat(double a) { return _mm256_set1_pd(a); }
@@ -51,6 +54,22 @@ inline void split(VF v, VD& low, VD& high) {
 }
 inline VF join(VD low, VD high) {
   return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
+}
+
+// What a store to a 16-bit type leaves of v.
+inline VF rounded(const bf16*, VF v) { return bf16_bits_to_float<VF>(float_to_bf16_bits<VU>(v)); }
+inline VF rounded(const f16* p, VF v) { return _mm256_cvtph_ps(bits(p, v)); }
+
+// Codes as numbers, the u-th vector of them; and from the low bytes of kLanes words.
+inline VF numbers(Codes c, int u) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(u ? _mm_srli_si128(c, 8) : c));
+}
+inline __m128i low_halves(VF words) {
+  const __m256i w = _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(0xff));
+  return _mm_packs_epi32(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1));
+}
+inline Codes low_bytes(const VF* words) {
+  return _mm_packus_epi16(low_halves(words[0]), low_halves(words[1]));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "codes.h"
 #include "mix_math.h"
 
 namespace oldsgd {
@@ -12,6 +13,8 @@ constexpr int kFloats = 16;
 typedef __m512 VF;
 typedef __m512d VD;
 typedef uint32_t VU __attribute__((vector_size(64)));
+typedef int32_t VI __attribute__((vector_size(64)));
+typedef int64_t VL __attribute__((vector_size(64)));
 
 inline VF splat(float a) { return _mm512_set1_ps(a); }
 inline VD splat(double a) { return _mm512_set1_pd(a); }
@@ -53,6 +56,16 @@ inline void split(VF v, VD& low, VD& high) {
 inline VF join(VD low, VD high) {
   const __m512d both = _mm512_castpd256_pd512(_mm256_castps_pd(_mm512_cvtpd_ps(low)));
   return _mm512_castpd_ps(_mm512_insertf64x4(both, _mm256_castps_pd(_mm512_cvtpd_ps(high)), 1));
+}
+
+// What a store to a 16-bit type leaves of v.
+inline VF rounded(const bf16*, VF v) { return bf16_bits_to_float<VF>(float_to_bf16_bits<VU>(v)); }
+inline VF rounded(const f16* p, VF v) { return _mm512_cvtph_ps(bits(p, v)); }
+
+// Codes as numbers, the u-th vector of them; and from the low bytes of kLanes words.
+inline VF numbers(Codes c, int) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)); }
+inline Codes low_bytes(const VF* words) {
+  return _mm512_cvtepi32_epi8(_mm512_castps_si512(words[0]));
 }
 
 }  // namespace

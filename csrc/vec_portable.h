@@ -5,6 +5,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "codes.h"
 #include "mix_math.h"
 
 namespace oldsgd {
@@ -14,6 +15,8 @@ constexpr int kFloats = 4;
 typedef float VF __attribute__((vector_size(16)));
 typedef double VD __attribute__((vector_size(16)));
 typedef uint32_t VU __attribute__((vector_size(16)));
+typedef int32_t VI __attribute__((vector_size(16)));
+typedef int64_t VL __attribute__((vector_size(16)));
 
 inline VF splat(float a) { return VF{a, a, a, a}; }
 inline VD splat(double a) { return VD{a, a}; }
@@ -60,6 +63,39 @@ inline VF join(VD low, VD high) {
   return VF{static_cast<float>(low[0]), static_cast<float>(low[1]), static_cast<float>(high[0]),
             static_cast<float>(high[1])};
 }
+
+// What a store to a 16-bit type leaves of v.
+inline VF rounded(const bf16*, VF v) { return bf16_bits_to_float<VF>(float_to_bf16_bits<VU>(v)); }
+inline VF rounded(const f16*, VF v) { return f16_bits_to_float<VF>(float_to_f16_bits<VU>(v)); }
+
+// Codes as numbers, the u-th vector of them; and from the low bytes of kLanes words.
+#ifdef __SSE2__
+inline VF numbers(Codes c, int u) {
+  const __m128i zero = _mm_setzero_si128();
+  const __m128i pairs = u < 2 ? _mm_unpacklo_epi8(zero, c) : _mm_unpackhi_epi8(zero, c);
+  const __m128i high = u % 2 ? _mm_unpackhi_epi16(zero, pairs) : _mm_unpacklo_epi16(zero, pairs);
+  return _mm_cvtepi32_ps(_mm_srai_epi32(high, 24));
+}
+inline __m128i low_byte(VF words) {
+  return _mm_and_si128(_mm_castps_si128(words), _mm_set1_epi32(0xff));
+}
+inline Codes low_bytes(const VF* words) {
+  return _mm_packus_epi16(_mm_packs_epi32(low_byte(words[0]), low_byte(words[1])),
+                          _mm_packs_epi32(low_byte(words[2]), low_byte(words[3])));
+}
+#else
+inline VF numbers(Codes c, int u) {
+  VF v;
+  for (int k = 0; k < kFloats; ++k) v[k] = c.v[kFloats * u + k];
+  return v;
+}
+inline Codes low_bytes(const VF* words) {
+  Codes c;
+  for (int k = 0; k < 16; ++k)
+    c.v[k] = static_cast<int8_t>(bit_cast<VU>(words[k / kFloats])[k % kFloats] & 0xffu);
+  return c;
+}
+#endif
 
 }  // namespace
 }  // namespace oldsgd

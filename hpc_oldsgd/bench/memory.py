@@ -56,6 +56,8 @@ class Options:
     """Its state is no part of what is counted."""
     side: int = 4000
     """The model is one matrix of side x side float32 numbers: 64 MB."""
+    wire: Literal["same", "bf16", "fp16", "int8", "int4"] = "same"
+    """What travels; int8 and int4 keep public copies, on a graph that changes for each phase."""
     rounds: int = 4
     """Rounds of two steps, or of as many as there are fragments."""
     json: bool = False
@@ -148,7 +150,15 @@ def _row(options: Options, comm: Any, algorithm: Algorithm) -> dict[str, Any]:
     meter = Meter(4 * options.side**2)
     model = task.model()
     optimizer = _run_options(options).make_optimizer(model, ALPHA)
-    agent = Agent(model, optimizer, algorithm, options.topology, comm, sync=False)
+    agent = Agent(
+        model,
+        optimizer,
+        algorithm,
+        options.topology,
+        comm,
+        sync=False,
+        wire=_run_options(options).wire_dtype(torch.float32),
+    )
     meter.reset()
     agent.observers.append(meter.look)
     batch = (torch.ones(1, 1),)
@@ -185,12 +195,14 @@ def _loop_row(options: Options, what: str) -> dict[str, Any]:
         session.run()
     numbers = _fullest(options, meter, session.runner, backend.gather)
     numbers["computed"] += EXTRA[what]
+    if what == "checkpoint" and session.runner.transport.streams is not None:
+        numbers["computed"] += session.topology.period  # the own copies are part of the state
     return {"algorithm": f"oldsgd + {what}", "fragments": 1, **numbers}
 
 
 def _run_options(options: Options, **more: Any) -> TrainOptions:
     return TrainOptions(
-        topology=options.topology, alpha=ALPHA, threads=1,
+        topology=options.topology, alpha=ALPHA, threads=1, wire=options.wire,
         optimizer="adamw" if options.optimizer == "adamw" else "sgd",
         momentum=0.9 if options.optimizer == "momentum" else 0.0, **more,
     )  # fmt: skip
@@ -200,8 +212,9 @@ def _fullest(options: Options, meter: Meter, agent: Any, gather: Gather) -> dict
     """The largest of all ranks: measured, and computed from what the schedule has opened."""
     transport = agent.transport
     degree = len(transport.topology.neighbours(transport.rank, 0))
+    itemsize = transport.wire_type(torch.float32).itemsize
     share = 1 / agent.algorithm.P  # of a model that one flight carries
-    flights = len(transport._channels) * (degree + 1) * share
+    flights = len(transport._channels) * (degree + 1) * share * itemsize / 4
     reductions = len(transport._rings) * (1 + 1 / transport.n)
     not_counted = 2 + STATE[options.optimizer]  # the model, its gradient
     own = {
@@ -210,6 +223,10 @@ def _fullest(options: Options, meter: Meter, agent: Any, gather: Gather) -> dict
         "computed": flights + reductions + len(agent.algorithm.state_dict()),
         "degree": degree,
     }
+    if transport.streams is not None:  # copies of every stream, and messages
+        messages = sum(c.nbytes * (1 + len(c.received)) for c in transport._channels)
+        narrow = (transport.streams.held_bytes + messages) / meter.unit_bytes
+        own["computed"] = narrow + reductions + len(agent.algorithm.state_dict())
     ranks = [json.loads(text) for text in gather(json.dumps(own))]
     return {key: max(rank[key] for rank in ranks) for key in own}
 
@@ -217,7 +234,8 @@ def _fullest(options: Options, meter: Meter, agent: Any, gather: Gather) -> dict
 def _text(options: Options, n: int, results: list[dict[str, Any]]) -> str:
     megabytes = 4 * options.side**2 / 1e6
     lines = [
-        f"{n} ranks, {options.topology}, model of {megabytes:.0f} MB, {options.optimizer}; buffers "
+        f"{n} ranks, {options.topology}, model of {megabytes:.0f} MB, {options.optimizer}, wire "
+        f"{options.wire}; buffers "
         "of that size beyond parameters, gradients and optimizer state, of the fullest rank",
         "",
         f"{'algorithm':<24}{'computed':>9}{'held':>8}{'peak':>8}{'allowed':>9}",

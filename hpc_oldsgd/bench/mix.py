@@ -5,12 +5,17 @@ the speed of the best copy of this run, normally the one with non-temporal store
 take turns in every repeat, so that a disturbance of the machine meets all of them. Their order
 changes each time: the one after a plain store also pays for writing its cache lines back.
 
-Each form is timed bare, and as an agent calls it at the end of a round: with the sum of gradients,
-which is emptied (gradient form), and the next snapshot written on the way. All do the same work.
+Over int8 and int4 (the difference wire) a pass also decodes what arrived and updates the copies
+("mix"), and writes the next message ("round"); mix_narrow.py has these.
+
+Each other form is timed bare, and as an agent calls it at the end of a round: with the sum of
+gradients, which is emptied (gradient form), and the next snapshot written on the way. All do the
+same work.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -28,8 +33,10 @@ from .. import ops
 from ..cli.fields import at_least
 from ..errors import UserError
 from ..runtime.wire import wire_type
+from .mix_narrow import NarrowBuffers
 
 ALPHA = 0.01
+BITS = {"int8": 8, "int4": 4}
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class Options:
     """Neighbours; 2 is a ring."""
     dtype: Literal["fp32", "fp64", "bf16", "fp16"] = "fp32"
     """Type of the model."""
-    wire: Literal["", "fp32", "fp64", "bf16", "fp16"] = ""
-    """Type of the snapshots, if narrower than the model's."""
+    wire: tuple[Literal["fp32", "fp64", "bf16", "fp16", "int8", "int4"], ...] = ()
+    """Types of what travels, one table each; the model's own if not given."""
     threads: tuple[int, ...] = ()
     """Numbers of threads; default one, then all."""
     repeats: int = 9
@@ -54,11 +61,13 @@ class Options:
     """Print the results as JSON in the last line."""
 
 
-def types(options: Options) -> tuple[torch.dtype, torch.dtype]:
+def types(options: Options, wire: str) -> tuple[torch.dtype, torch.dtype]:
     """The model's, and the wire's, which must be the same or narrower."""
     model = wire_type(options.dtype, torch.float64)
-    assert model is not None
-    return model, wire_type(options.wire or None, model) or model
+    assert isinstance(model, torch.dtype)
+    chosen = wire_type(None if wire in BITS else wire or None, model) or model
+    assert isinstance(chosen, torch.dtype)
+    return model, chosen
 
 
 @dataclass
@@ -77,8 +86,8 @@ class Candidate:
 class Buffers:
     """The buffers all candidates share, and the candidates."""
 
-    def __init__(self, options: Options, n: int) -> None:
-        model, wire = types(options)
+    def __init__(self, options: Options, wire_name: str, n: int) -> None:
+        model, wire = types(options, wire_name)
         self.w = [1.0 / (options.degree + 1)] * (options.degree + 1)
         self.x = torch.randn(n).to(model)
         self.y = torch.randn(n).to(wire)
@@ -127,13 +136,23 @@ class Buffers:
             found.append(("numpy", "gradient", gradient, call))
         return [Candidate(*each, seconds=[]) for each in found]
 
-    def copies(self) -> list[Candidate]:
-        a, b, size = self.x, self.out, self.models
 
-        found: list[tuple[str, Callable[[], Any]]] = [("copy, torch", lambda: b.copy_(a))]
-        if ops.native_available():
-            found.append(("copy, streaming", lambda: ops.stream_copy(b, a)))
-        return [Candidate(name, "copy", 2 * size, call, seconds=[]) for name, call in found]
+def copies(a: Tensor, b: Tensor) -> list[Candidate]:
+    found: list[tuple[str, Callable[[], Any]]] = [("copy, torch", lambda: b.copy_(a))]
+    if ops.native_available():
+        found.append(("copy, streaming", lambda: ops.stream_copy(b, a)))
+    size = 2 * a.numel() * a.element_size()
+    return [Candidate(name, "copy", size, call, seconds=[]) for name, call in found]
+
+
+def candidates(options: Options, wire: str, n: int) -> tuple[list[Candidate], list[Candidate]]:
+    """The copies, and the rest."""
+    if wire not in BITS:
+        buffers = Buffers(options, wire, n)
+        return copies(buffers.x, buffers.out), buffers.candidates(options)
+    narrow = NarrowBuffers(types(options, wire)[0], BITS[wire], options.degree, n)
+    calls = narrow.calls(options.compile)
+    return copies(narrow.x, narrow.out), [Candidate(*call, seconds=[]) for call in calls]
 
 
 def eager(y: Tensor, near: list[Tensor], w: list[float]) -> Tensor:
@@ -196,11 +215,10 @@ def numpy_chain(out: Any, y: Any, near: list[Any], w: list[float], spare: Any) -
         np.add(out, spare, out=out)
 
 
-def measure(options: Options, n: int, threads: int) -> dict[str, Any]:
+def measure(options: Options, wire: str, n: int, threads: int) -> dict[str, Any]:
     torch.set_num_threads(threads)
-    buffers = Buffers(options, n)
-    copies, found = buffers.copies(), buffers.candidates(options)
-    everyone = copies + found
+    copied, found = candidates(options, wire, n)
+    everyone = copied + found
     for c in everyone:  # compiles, touches pages, starts threads
         c.call()
         c.call()
@@ -210,10 +228,16 @@ def measure(options: Options, n: int, threads: int) -> dict[str, Any]:
             begin = time.perf_counter()
             c.call()
             c.seconds.append(time.perf_counter() - begin)
-    best_copy = min(copies, key=lambda c: c.median_s)
+    best_copy = min(copied, key=lambda c: c.median_s)
     rate = best_copy.streams_bytes / best_copy.median_s
-    rows = [_row(c, rate, [o for o in found if o.form == c.form]) for c in copies + found]
-    return {"elements": n, "threads": threads, "copy_gb_s": rate / 1e9, "rows": rows}
+    rows = [_row(c, rate, [o for o in found if o.form == c.form]) for c in copied + found]
+    return {
+        "elements": n,
+        "wire": wire or options.dtype,
+        "threads": threads,
+        "copy_gb_s": rate / 1e9,
+        "rows": rows,
+    }
 
 
 def _row(c: Candidate, rate: float, others: list[Candidate]) -> dict[str, Any]:
@@ -233,7 +257,7 @@ def _row(c: Candidate, rate: float, others: list[Candidate]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any], options: Options) -> str:
-    wire = f" over {options.wire}" if options.wire else ""
+    wire = f" over {result['wire']}" if result["wire"] != options.dtype else ""
     lines = [
         f"{result['elements']:,} x {options.dtype}{wire}, degree {options.degree}, "
         f"{result['threads']} thread(s), best copy {result['copy_gb_s']:.1f} GB/s",
@@ -254,12 +278,13 @@ def main(options: Options) -> None:
     at_least(0, options, "degree")
     if not options.elements:
         raise UserError("--elements must be one or more numbers.")
-    types(options)
+    wires: tuple[str, ...] = options.wire or ("",)
+    for wire in wires:
+        types(options, wire)
     threads = options.threads or tuple(sorted({1, torch.get_num_threads()}))
     results = []
-    for n in options.elements:
-        for t in threads:
-            results.append(measure(options, n, t))
-            print(table(results[-1], options), end="\n\n", flush=True)
+    for n, wire, t in itertools.product(options.elements, wires, threads):
+        results.append(measure(options, wire, n, t))
+        print(table(results[-1], options), end="\n\n", flush=True)
     if options.json:
         print(json.dumps({"build": ops.build_info(), "torch": torch.__version__, "mix": results}))

@@ -65,7 +65,7 @@ class Options:
     """Size of x in fp32."""
     rounds: int = 10
     """Measured rounds of each algorithm, after two that warm up."""
-    wire: Literal["fp32", "bf16", "fp16"] = "fp32"
+    wire: Literal["fp32", "bf16", "fp16", "int8", "int4"] = "fp32"
     """Type on the wire."""
     progress: Literal["auto", "thread", "poll", "none"] = "auto"
     """Who moves the messages: a thread, poll (from inside the gradient), or none."""

@@ -87,6 +87,7 @@ def state_fits(state: Any) -> bool:
         and isinstance(state.get("best"), kinds[:3])
         and fits([state.get("tau", 1), state.get("fragments", 1)], [int])
         and _left_out_fits(runner.get("transport", {}))
+        and _streams_fit(runner.get("streams", {}), x)
         and set(state["window"]) == set(WINDOW)
     )
 
@@ -98,4 +99,18 @@ def _left_out_fits(transport: Any) -> bool:
         and re.fullmatch(r"\d+:\d+(:\d+)?", k)
         and (fits(v, [int]) or fits(v, [[int]]))
         for k, v in counts.items()
+    )
+
+
+def _streams_fit(streams: Any, x: Tensor) -> bool:
+    """Public copies of x's type and agents, each as long as its name says (narrow.py)."""
+    return isinstance(streams, dict) and all(
+        isinstance(k, str)
+        and re.fullmatch(r"(x:)?\d+:\d+:\w+:\d+:\d+", k)
+        and isinstance(s, dict)
+        and isinstance(s.get("z"), Tensor)
+        and isinstance(s.get("holds_x"), bool)
+        and s["z"].shape == (*x.shape[:-1], int(k.split(":")[-4]))
+        and s["z"].dtype == x.dtype
+        for k, s in streams.items()
     )

@@ -6,22 +6,19 @@ import os
 import platform
 import resource
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import ops
 from ..bench.memory import resident
+from ..errors import UserError
+from ..launch import memory
+from ..launch.memory import CGROUP, number
 from ..runs.folder import versions
 from . import network
 
 PACKAGES = ("hpc_oldsgd", "torch", "numpy", "mpi4py")
-CGROUP = Path("/sys/fs/cgroup")
-CGROUP_MEMORY = (  # version 2, version 1
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
 
 
 def facts(device: torch.device) -> dict[str, Any]:
@@ -63,12 +60,9 @@ def gpu(device: torch.device) -> dict[str, Any] | None:
 
 
 def memory_available() -> int:
-    """Of the host, or what the job's memory limit leaves if that is less."""
-    available = resident("MemAvailable", "/proc/meminfo")
-    for limit, used in CGROUP_MEMORY:
-        most, now = _number(CGROUP / limit), _number(CGROUP / used)
-        if most is not None and now is not None:
-            available = min(available, max(0, most - now))
+    available = memory.memory_available()
+    if available is None:
+        raise UserError("this command reads MemAvailable in /proc/meminfo, where there is none")
     return available
 
 
@@ -80,13 +74,6 @@ def _quota() -> float | None:
     except (OSError, ValueError):
         pass
     most_us, period_us = (
-        _number(CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        number(CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     )
     return most_us / period_us if most_us and period_us and most_us > 0 else None
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None

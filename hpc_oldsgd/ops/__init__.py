@@ -20,18 +20,21 @@ from torch import Tensor
 
 from ..errors import UserError
 from . import checks, native, reference
+from .narrow import decode_add, encode, fused_mix_narrow, message_bytes
 
 __all__ = [
     "build_info",
+    "decode_add",
+    "encode",
     "fused_mix",
     "fused_mix_delta",
+    "fused_mix_narrow",
+    "message_bytes",
     "mix_rows",
     "mix_rows_delta",
     "native_available",
     "stream_copy",
 ]
-
-_PLAIN = (Tensor, torch.nn.Parameter, type(None))
 
 
 def native_available() -> bool:
@@ -69,7 +72,7 @@ def fused_mix(
     `y_next` receives out rounded to the wire type and may be `y_self` itself; `zero_acc` leaves
     acc = 0.
     """
-    mix = _fused_mix if _traced(out, y_self, acc, y_next, *neighbours) else _mix
+    mix = _fused_mix if checks.traced(out, y_self, acc, y_next, *neighbours) else _mix
     if mix is _fused_mix and isinstance(alpha, Tensor):
         raise UserError("alpha is a tensor, which no traced graph can hold: pass float(alpha).")
     mix(out, y_self, neighbours, weights, acc, alpha, y_next, zero_acc)
@@ -90,21 +93,9 @@ def fused_mix_delta(
     `distance`, returns sum_j weights[j+1] ||neighbours[j] - y_self||^2 as a float64 scalar tensor.
     """
     d2 = torch.empty((), dtype=torch.float64, device=x.device) if distance else None
-    mix = _fused_mix_delta if _traced(x, y_self, y_next, *neighbours) else _mix_delta
+    mix = _fused_mix_delta if checks.traced(x, y_self, y_next, *neighbours) else _mix_delta
     mix(x, y_self, neighbours, weights, y_next, d2)
     return d2
-
-
-def _traced(*tensors: Tensor | None) -> bool:
-    """For torch's dispatcher: a graph is being made, or there may be no memory behind a tensor."""
-    if torch.compiler.is_compiling():
-        return True
-    for t in tensors:
-        if type(t) not in _PLAIN:
-            if not isinstance(t, Tensor):
-                raise UserError(f"fused mixing takes torch tensors, not {type(t).__name__}.")
-            return True
-    return False
 
 
 # The two forms, with arguments in the order of the schemas below.

@@ -14,8 +14,22 @@ from ..errors import UserError
 TRANSFORMED = "inside vmap, grad or jvp: mix plain tensors outside of them."
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
+_PLAIN = (Tensor, torch.nn.Parameter, type(None))
+
 Memory = tuple[str, int, int]
 """The name of an argument, its address, its bytes."""
+
+
+def traced(*tensors: Tensor | None) -> bool:
+    """For torch's dispatcher: a graph is being made, or there may be no memory behind a tensor."""
+    if torch.compiler.is_compiling():
+        return True
+    for t in tensors:
+        if type(t) not in _PLAIN:
+            if not isinstance(t, Tensor):
+                raise UserError(f"fused mixing takes torch tensors, not {type(t).__name__}.")
+            return True
+    return False
 
 
 def numbers(weights: Iterable[Any], alpha: Any) -> tuple[list[float], float]:
@@ -98,6 +112,71 @@ def graph(n: int, indptr: Tensor, indices: Tensor) -> None:
         raise UserError(f"indptr must rise from 0 to the {nnz} indices.")
     if nnz and (int(indices.min()) < 0 or int(indices.max()) >= n):
         raise UserError(f"indices must lie in 0..{n - 1}, the rows of y.")
+
+
+def narrow_bits(bits: int) -> None:
+    if bits not in (8, 4):
+        raise UserError(f"A number of a message has 8 or 4 bits, not {bits}.")
+
+
+def narrow(
+    x: Tensor,
+    z_self: Tensor,
+    copies: Sequence[Tensor],
+    messages: Sequence[Tensor],
+    weights: Sequence[float],
+    next_message: Tensor | None,
+    size: int,
+) -> None:
+    """`size` is the bytes of a message."""
+    _types(x.dtype, x.dtype)
+    if not len(copies) == len(messages) == len(weights) - 1:
+        raise UserError(
+            f"{len(copies)} copies, {len(messages)} messages and {len(weights)} weights: pass one "
+            "message for each copy, and one weight more, the own weight first."
+        )
+    n, device = x.numel(), x.device
+    written = [_buffer("x", x, n, x.dtype, device), _buffer("z_self", z_self, n, x.dtype, device)]
+    written += [_buffer("a copy", z, n, x.dtype, device) for z in copies]
+    read = [_buffer("a message", m, size, torch.uint8, device) for m in messages]
+    if next_message is not None:
+        written.append(_buffer("next_message", next_message, size, torch.uint8, device))
+    _same_shape({"x": x, "z_self": z_self}, copies)
+    if n and not x.is_meta:
+        _overlaps(written, read)
+
+
+def narrow_rows(models: dict[str, Tensor], message: Tensor, size: int) -> list[Tensor]:
+    """The models and the message as rows; `size` is the bytes of a row of the message."""
+    tensors = {**models, "message": message}
+    first = next(iter(models.values()))
+    _types(first.dtype, first.dtype)
+    if message.dim() != 2 or first.dim() != 2:
+        tensors = {name: _one_row(name, t) for name, t in tensors.items()}
+    shape = next(iter(tensors.values())).shape
+    written = []
+    for name, t in tensors.items():
+        expected = (shape[0], size if name == "message" else shape[1])
+        dtype = torch.uint8 if name == "message" else first.dtype
+        if t.shape != expected or (t.stride(1) != 1 and t.shape[1] > 1):
+            raise UserError(
+                f"{name} is {tuple(t.shape)}, expected {expected}, each row without gaps."
+            )
+        if t.stride(0) < t.shape[1] and t.shape[0] > 1:
+            raise UserError(f"The rows of {name} overlap.")
+        if not t.numel():
+            continue
+        row, last = _buffer(name, t[0], expected[1], dtype, first.device), t.shape[0] - 1
+        written.append((name, row[1], row[2] + last * t.stride(0) * t.element_size()))
+    if not first.is_meta:
+        _overlaps(written, [])
+    return list(tensors.values())
+
+
+def _one_row(name: str, t: Tensor) -> Tensor:
+    if not t.is_contiguous():
+        raise UserError(f"{name} is not contiguous: pass a flat buffer.")
+    return t.view(1, -1)
 
 
 def copy(dst: Tensor, src: Tensor) -> None:

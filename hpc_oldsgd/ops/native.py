@@ -20,7 +20,7 @@ from torch import Tensor
 from ..launch.launcher import launcher_rank
 from ..torch_private import file_of_torch
 
-API = 5  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
+API = 6  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -89,7 +89,7 @@ def mix(
     if acc is not None:
         m.acc, m.zero_acc = acc.data_ptr(), zero_acc
     _run(m, out, neighbours, weights)
-    _written(out, y_next, acc if zero_acc else None)
+    written(out, y_next, acc if zero_acc else None)
 
 
 def mix_delta(
@@ -101,13 +101,10 @@ def mix_delta(
     distance: Tensor | None,
 ) -> None:
     m = _arguments("delta", x, y_self, y_next)
-    scratch = None
     if distance is not None:
         m.distance = distance.data_ptr()
-        if x.is_cuda:
-            scratch = torch.zeros(extension.CUDA_SCRATCH, dtype=torch.float64, device=x.device)
-    _run(m, x, neighbours, weights, scratch)
-    _written(x, y_next, distance)
+    _run(m, x, neighbours, weights, distance is not None)
+    written(x, y_next, distance)
 
 
 def _arguments(form: str, x: Tensor, y_self: Tensor, y_next: Tensor | None) -> Any:
@@ -125,26 +122,39 @@ def _run(
     x: Tensor,
     neighbours: Sequence[Tensor],
     weights: Sequence[float],
-    scratch: Tensor | None = None,
+    distance: bool = False,
 ) -> None:
     addresses = [y.data_ptr() for y in neighbours]
     m.set_neighbours(addresses, weights)
-    if not x.is_cuda:
+    if x.is_cuda:
+        launch(extension.mix_cuda, m, x, addresses, weights, distance)
+    else:
         extension.mix(m, torch.get_num_threads())
-        return
-    # One launch on the caller's stream; nothing here waits for the device.
+
+
+def launch(
+    function: Any,
+    m: Any,
+    x: Tensor,
+    addresses: Sequence[int],
+    weights: Sequence[float],
+    distance: bool,
+) -> None:
+    """One launch on the caller's stream; nothing here waits for the device."""
     with torch.cuda.device(x.device):
-        table = None
-        if len(addresses) > extension.MAX_FIXED_DEGREE:
+        table, scratch = None, None
+        if len(weights) - 1 > extension.MAX_FIXED_DEGREE:
             pinned = address_table(addresses, weights).pin_memory()
             table = pinned.to(x.device, non_blocking=True)
+        if distance:
+            scratch = torch.zeros(extension.CUDA_SCRATCH, dtype=torch.float64, device=x.device)
         stream = torch.cuda.current_stream(x.device).cuda_stream
         extra = (0 if t is None else t.data_ptr() for t in (table, scratch))
-        extension.mix_cuda(m, stream, *extra)
+        function(m, stream, *extra)
 
 
 def address_table(addresses: Sequence[int], weights: Sequence[float]) -> Tensor:
-    """Neighbours past the fixed degree, as mix.h wants them: addresses, then weights as doubles."""
+    """Past the fixed degree, as mix.h and narrow.h want it: addresses, then weights as doubles."""
     doubles = torch.tensor(weights, dtype=torch.float64)
     return torch.cat([torch.tensor(addresses, dtype=torch.int64), doubles.view(torch.int64)])
 
@@ -158,7 +168,7 @@ def mix_rows(
     if acc is not None:
         m.acc = acc.data_ptr()
     extension.mix_rows(m, torch.get_num_threads())
-    _written(out)
+    written(out)
 
 
 def mix_rows_delta(x: Tensor, y: Tensor, graph: Sequence[Tensor], distance: Tensor | None) -> None:
@@ -166,7 +176,7 @@ def mix_rows_delta(x: Tensor, y: Tensor, graph: Sequence[Tensor], distance: Tens
     if distance is not None:
         m.distance = distance.data_ptr()
     extension.mix_rows(m, torch.get_num_threads())
-    _written(x, distance)
+    written(x, distance)
 
 
 def _row_arguments(
@@ -185,10 +195,10 @@ def _row_arguments(
 def stream_copy(dst: Tensor, src: Tensor) -> None:
     size = dst.numel() * dst.element_size()
     extension.stream_copy(dst.data_ptr(), src.data_ptr(), size, torch.get_num_threads())
-    _written(dst)
+    written(dst)
 
 
-def _written(*tensors: Tensor | None) -> None:
+def written(*tensors: Tensor | None) -> None:
     """Torch did not see the write: raise `_version`, which others compare."""
     for t in tensors:
         if t is not None and not t.is_inference():

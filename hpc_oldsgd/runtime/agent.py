@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..topology import Topology
-from ..transport.base import Flight, Pending, Reduction
+from ..transport.base import Flight, Pending, Reduction, Wire
 from ..transport.trace import Trace
 from . import agent_state, mean_model, uneven_data
 from .agent_checks import refuse_alone, watch
@@ -76,7 +76,7 @@ class Agent(AgentRunner, metaclass=_UsersView):
         *,
         buffers: Buffers = "mix",
         sync: bool | None = None,
-        wire: torch.dtype | str | None = None,
+        wire: Wire | str = None,
         trace: Trace | None = None,
         timeout_s: float | None = 600.0,
         **transport_options: Any,
@@ -87,7 +87,7 @@ class Agent(AgentRunner, metaclass=_UsersView):
         with a warning if the ranks differ.
         buffers: "mix" averages running statistics and other float buffers with the weights, "local"
         leaves them to each rank.
-        wire: a narrower type for the messages, for instance "bf16".
+        wire: a narrower type for the messages, for instance "bf16"; "int8" and "int4" send changes.
         timeout_s: None waits for ever.
         transport_options: progress, staging, all_reduce and others of MpiTransport.
         """

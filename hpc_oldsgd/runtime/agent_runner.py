@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.utils.hooks import RemovableHandle
@@ -12,6 +11,8 @@ from torch.utils.hooks import RemovableHandle
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..topology import Topology
+from ..transport.base import Wire
+from ..transport.narrow import Narrow, check_memory
 from ..transport.trace import Trace
 from .agent_checks import (
     a_topology,
@@ -53,7 +54,7 @@ class AgentRunner(Runner):
         *,
         buffers: Buffers = "mix",
         sync: bool | None = True,
-        wire: torch.dtype | str | None = None,
+        wire: Wire | str = None,
         trace: Trace | None = None,
         timeout_s: float | None = 600.0,
         **transport_options: Any,
@@ -193,6 +194,10 @@ class AgentRunner(Runner):
         self.others.check(self.algorithm, self.transport.wire, self.flat)
         check_form(self.algorithm, self.optimizer, self.flat)
         check_wire(self.algorithm, self.transport.wire, self.flat.dtype)
+        if isinstance(self.transport.wire, Narrow):
+            hosts, i = self.transport.hosts, self.rank
+            here = 1 if self.x.is_cuda else hosts.count(hosts[i])
+            check_memory(self.transport.wire, self.x, self.transport.topology, i, here)
 
     def _check_same_model(self, sync: bool) -> None:
         transport = self.transport
@@ -239,6 +244,7 @@ class AgentRunner(Runner):
         self.flat = self._startup.check(self._flatten)
         self.x = self.flat.x
         self.transport.tail = running_statistics([self.flat])
+        self.transport.model = self.x
         self._startup.check(self._check_optimizer)
         self._check_same_model(True)
         for _, tensor in (*_named(self.flat.slots), *self.flat.outside()):

@@ -10,7 +10,7 @@ import torch
 
 from ..algorithms import OLDSGD, Algorithm
 from ..errors import UserError
-from ..transport.base import Flight, Transport
+from ..transport.base import Flight, Transport, Wire
 from .flat import Buffers, Flat, Slot
 from .running_statistics import running_statistics
 
@@ -44,7 +44,7 @@ class OtherTypes:
     def drop(self) -> None:
         self._flights = []
 
-    def check(self, algorithm: Algorithm, wire: torch.dtype | None, own: Flat) -> None:
+    def check(self, algorithm: Algorithm, wire: Wire, own: Flat) -> None:
         for flat in self.flats:
             first = flat.slots[0]
             if type(algorithm) is not OLDSGD or algorithm.form != "delta":
@@ -53,7 +53,9 @@ class OtherTypes:
                     "algorithm mixes one dtype only. Cast the model, for instance by "
                     f"model.to({own.dtype}), or use OLDSGD in its delta form"
                 )
-            if wire is not None and wire != flat.dtype and wire.itemsize >= flat.dtype.itemsize:
+            if not isinstance(wire, torch.dtype):
+                continue
+            if wire != flat.dtype and wire.itemsize >= flat.dtype.itemsize:
                 raise UserError(
                     f"{first.name} is {flat.dtype}, which does not fit the wire type {wire}: leave "
                     "wire out"

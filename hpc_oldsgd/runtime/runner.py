@@ -52,7 +52,8 @@ class Runner(ABC):
         algorithm.check(transport.topology)
         self.algorithm = copy.deepcopy(algorithm)  # its state is this runner's alone
         self.transport = transport
-        transport.tail = tail
+        transport.tail, transport.model = tail, x
+        transport.settled = lambda: not self.on_round
         self.trace = trace
         self.t = 0  # gradients taken
         self.r = 0  # rounds completed
@@ -198,7 +199,10 @@ class Runner(ABC):
         self._check_boundary("a checkpoint")
         # At the start a schedule has prepared its state, and is to prepare it again.
         algorithm = self.algorithm.state_dict() if self.t > self._begun_at else {}
-        return {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
+        state = {"x": self.x, "t": self.t, "r": self.r, "algorithm": algorithm}
+        if self.transport.streams is not None:
+            state["streams"] = self.transport.streams.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state. Collective: flights already posted are completed and dropped.
@@ -211,11 +215,15 @@ class Runner(ABC):
         self.t, self.r = int(state["t"]), int(state["r"])
         self.algorithm.load_state_dict(state["algorithm"], like=self.x)
         self._begun_at = -1 if state["algorithm"] else self.t
+        if self.transport.streams is not None:
+            self.transport.streams.load_state_dict(state.get("streams", {}), self.x.device)
         self.start()
 
     def restart(self) -> None:
         """Start this round again, for instance with another tau. Collective, at a boundary."""
         self._drop()
+        if self.transport.streams is not None:
+            self.transport.streams.forget()
         if self.t == self._begun_at:
             self.algorithm.load_state_dict({}, like=self.x)
         self.start()

@@ -6,15 +6,19 @@ import torch
 
 from ..algorithms import Algorithm
 from ..errors import UserError
+from ..transport.base import Wire
+from ..transport.narrow import Narrow
 from .flat import Flat
 from .sgd import SGD, Optimizer
 
-WIRES = {
+WIRES: dict[str | None, Wire] = {
     None: None,
     "fp64": torch.float64,
     "fp32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
+    "int8": Narrow(8),
+    "int4": Narrow(4),
 }
 
 
@@ -38,7 +42,7 @@ def check_form(algorithm: Algorithm, optimizer: Optimizer, flat: Flat) -> None:
         )
 
 
-def check_wire(algorithm: Algorithm, wire: torch.dtype | None, model: torch.dtype) -> None:
+def check_wire(algorithm: Algorithm, wire: Wire, model: torch.dtype) -> None:
     if algorithm.rebuilds_x and wire not in (None, model):
         raise UserError(
             'form="gradient" replaces the model by what was sent, and a narrower wire rounds that: '
@@ -46,10 +50,13 @@ def check_wire(algorithm: Algorithm, wire: torch.dtype | None, model: torch.dtyp
         )
 
 
-def wire_type(wire: torch.dtype | str | None, model: torch.dtype) -> torch.dtype | None:
+def wire_type(wire: Wire | str, model: torch.dtype) -> Wire:
     if isinstance(wire, str) and wire not in WIRES:
-        raise UserError(f"there is no wire type {wire!r}; known: fp32, bf16, fp16, fp64")
+        known = "fp32, bf16, fp16, fp64, int8, int4"
+        raise UserError(f"there is no wire type {wire!r}; known: {known}")
     chosen = WIRES[wire] if wire is None or isinstance(wire, str) else wire
-    if chosen is not None and chosen != model and chosen.itemsize >= model.itemsize:
+    if not isinstance(chosen, torch.dtype):
+        return chosen
+    if chosen != model and chosen.itemsize >= model.itemsize:
         raise UserError(f"the wire type {chosen} is not narrower than the model's {model}")
     return chosen

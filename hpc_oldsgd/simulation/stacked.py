@@ -21,10 +21,12 @@ from ..transport.base import (
     Pending,
     Reduction,
     Transport,
+    Wire,
     ring_chunks,
     ring_mean,
 )
 from ..transport.late import Bools, Edges, Ints, Late, decide
+from ..transport.narrow import Stream
 from .clock import Clock, Times
 
 
@@ -33,10 +35,10 @@ class StackedTransport(Transport):
         self,
         topology: Topology,
         clock: Clock | None = None,
-        wire: torch.dtype | None = None,
+        wire: Wire = None,
         late: Late | None = None,
     ) -> None:
-        super().__init__(topology)
+        super().__init__(topology, wire=wire)
         self.late = late
         self.left_out: dict[tuple[int, int, int], Ints] = {}
         """(lane, phase, fragment) -> how many rounds in a row each edge was left out, in CSR order.
@@ -44,25 +46,42 @@ class StackedTransport(Transport):
         A fragment is named by where it begins in x.
         """
         self.clock = clock or Clock(topology.n)
-        self.wire = wire
         self._graphs: dict[int, tuple[torch.Tensor, ...]] = {}
         self._edges: dict[int, Edges] = {}
         self._spare: list[torch.Tensor] = []  # snapshots of finished flights, to be reused
         self._open: set[StackedFlight | StackedReduction] = set()
 
     def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> StackedFlight:
-        Y = self._snapshot(x, self.wire or x.dtype)
+        stream, cost = None, 1.0
+        if self.streams is None:
+            Y = self._snapshot(x, self.wire_type(x.dtype))
+        else:
+            stream = self.open_stream(x, round)
+            Y, cost = self._public_copies(x, stream)
         if self.late is None:
-            times = self.clock.post(self.topology, round, share)
+            times = self.clock.post(self.topology, round, share * cost)
             flight = StackedFlight(self, x, Y, round, *times)
         else:
             taken = {f.lane for f in self._open if isinstance(f, LateFlight)}
             lane = next(k for k in itertools.count() if k not in taken)
-            times = self.clock.send(self.topology, round, share)
+            times = self.clock.send(self.topology, round, share * cost)
             flight = LateFlight(self, x, Y, round, *times, lane)
-        flight.share = share
+            flight.for_all = stream is not None and cost == 1.0
+        flight.share, flight.stream = share, stream
         self._open.add(flight)
         return flight
+
+    def _public_copies(self, x: torch.Tensor, stream: Stream) -> tuple[torch.Tensor, float]:
+        """Both ends of every edge have the same ones, so there is one of each agent.
+
+        And how much the message costs of one that is whole, as the first one is.
+        """
+        assert self.streams is not None
+        form, whole = stream.form, stream.z is None
+        message = torch.empty(self.n, form.nbytes, dtype=torch.uint8, device=x.device)
+        stream.take(x, message, self.streams.lost)
+        assert stream.z is not None
+        return stream.z, 1.0 if whole else form.share
 
     def all_reduce(self, x: torch.Tensor, round: int) -> StackedReduction:
         Y = self._snapshot(x, x.dtype)
@@ -147,6 +166,7 @@ class _InFlight:
     kind = "exchange"
     left_out = 0.0
     share = 1.0
+    stream: Stream | None = None
 
     def __init__(
         self, transport: StackedTransport, Y: torch.Tensor, round: int, posted: Times, ready: Times
@@ -181,7 +201,10 @@ class _InFlight:
 
     def _end(self) -> None:
         self._transport._open.discard(self)
-        self._transport._spare.append(self._Y)
+        if self.stream is None:
+            self._transport._spare.append(self._Y)
+        else:
+            self.stream.end()
 
 
 class StackedFlight(_InFlight, Flight):
@@ -274,6 +297,7 @@ class LateFlight(StackedFlight):
         super().__init__(transport, x, Y, round, posted, ready)
         self.lane, self._fragment = lane, int(x.storage_offset())
         self._through = through
+        self.for_all = False  # no edge is left out
         self.used: Bools = np.ones(len(through), dtype=bool)
 
     def _decide(self) -> Times:
@@ -281,7 +305,7 @@ class LateFlight(StackedFlight):
         assert late is not None
         key = self.lane, self._round % transport.topology.period, self._fragment
         counts = transport.left_out.get(key, np.zeros(len(self._through), dtype=np.int64))
-        must = counts >= late.staleness
+        must = (counts >= late.staleness) | self.for_all
         edges = transport.edges(self._round)
         self.used, leave = decide(edges, transport.clock.t, self._through, late.wait, must)
         transport.left_out[key] = np.where(self.used, 0, counts + 1)

@@ -16,6 +16,7 @@ from ..runtime.running_statistics import running_statistics
 from ..runtime.sgd import Optimizer, one_alpha
 from ..runtime.unread_gradient import UNREAD
 from ..runtime.wire import check_form, check_wire
+from ..transport.narrow import Narrow, check_memory
 from .stacked import StackedTransport
 
 
@@ -39,6 +40,8 @@ class Swarm(Runner):
         first = flats[0]
         check_wire(algorithm, transport.wire, first.dtype)
         X = torch.empty(transport.n, first.d, dtype=first.dtype, device=first.device)
+        if isinstance(transport.wire, Narrow):
+            check_memory(transport.wire, X, transport.topology, -1, 1)
         G = torch.zeros_like(X) if algorithm.reads_gradient else None
         for i, flat in enumerate(flats):
             X[i] = flat.x

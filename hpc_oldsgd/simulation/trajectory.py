@@ -17,7 +17,9 @@ from ..runtime.plain import Plain
 from ..runtime.runner import Runner
 from ..runtime.wire import check_wire, wire_type
 from ..topology import Topology
+from ..transport.base import Wire
 from ..transport.late import Late
+from ..transport.narrow import Narrow, check_memory
 from .clock import Clock, Times
 from .stacked import StackedTransport
 
@@ -47,7 +49,7 @@ def trajectory(
     rounds: int,
     c: float | Times = 1.0,
     *,
-    wire: torch.dtype | str | None = None,
+    wire: Wire | str = None,
     batched: bool = False,
     late: Late | None = None,
     **clock_options: Any,
@@ -79,6 +81,8 @@ def trajectory(
     X = torch.from_numpy(x0.copy())
     sent = wire_type(wire, X.dtype)
     check_wire(algorithm, sent, X.dtype)
+    if isinstance(sent, Narrow):
+        check_memory(sent, X, topology, -1, 1)
     transport = StackedTransport(topology, clock, sent, late)
     runner = Plain(X, algorithm, transport, alpha)
     result = Trajectory(

@@ -15,6 +15,7 @@ from ..errors import UserError
 from ..runtime import sgd
 from ..runtime.wire import wire_type
 from ..simulation.slowdown import check_jitter, slowdowns
+from ..transport.base import Wire
 from ..transport.late import Late
 
 LARGEST = 1e30
@@ -51,9 +52,10 @@ class RunOptions:
     """Weight decay of the optimizer."""
     buffers: Literal["mix", "local"] = "mix"
     """Whether BatchNorm statistics and other float buffers are mixed with the parameters."""
-    wire: Literal["same", "fp32", "bf16", "fp16"] = "same"
+    wire: Literal["same", "fp32", "bf16", "fp16", "int8", "int4"] = "same"
     """Type of what travels; bf16 halves the bytes and keeps the mean model exact. So does fp16, for
-    numbers up to 65504 only, which the variances of BatchNorm may exceed."""
+    numbers up to 65504 only, which the variances of BatchNorm may exceed. int8 and int4 send the
+    change since the last message in a quarter and an eighth of fp32's bytes, and keep it too."""
     seed: int = 0
     """Everything random follows from it."""
     eval_every: int = 0
@@ -147,7 +149,7 @@ class RunOptions:
             )
         return sgd.SGD(parameters, lr=alpha, weight_decay=self.weight_decay)
 
-    def wire_dtype(self, model: torch.dtype) -> torch.dtype | None:
+    def wire_dtype(self, model: torch.dtype) -> Wire:
         return None if self.wire == "same" else wire_type(self.wire, model)
 
 

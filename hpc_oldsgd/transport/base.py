@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ..topology import Topology
 from .heartbeat import Status
 from .late import Late
+from .narrow import Narrow, Stream, Streams, tail_start
 from .trace import Trace
 
 RECORDS_KEPT = 4096
@@ -84,7 +85,7 @@ class Flight(ABC):
         if tail is None or self._passes is None or (x.data_ptr(), x.shape) != self._sent:
             return None
         offset, length = int(x.storage_offset() - tail.x.storage_offset()), x.shape[-1]
-        start = max(tail.start - offset, 0)
+        start = tail_start(x, tail)
         if start >= length:
             return None
         first = offset + start - tail.start
@@ -147,23 +148,48 @@ class Pending(ABC):
     def result(self) -> NDArray[np.float64]: ...
 
 
+Wire = torch.dtype | Narrow | None
+"""What travels: the model's type if None, a narrower one, or differences in a few bits."""
+
+
 class Transport(ABC):
     """Carries the messages of one agent (x is (d,)), or of all of them at once (x is (n, d))."""
 
-    def __init__(self, topology: Topology, trace: Trace | None = None) -> None:
+    def __init__(self, topology: Topology, trace: Trace | None = None, wire: Wire = None) -> None:
         self.topology = topology
+        self.wire = wire
         self.trace = trace
         self.late: Late | None = None
         self.status = Status()
         self.records: deque[FlightRecord] = deque(maxlen=RECORDS_KEPT)
         self.tail: FadingTail | None = None
         """Of the x that is sent; the runner sets it."""
+        self.model: torch.Tensor | None = None
+        """The whole x; the runner sets it."""
+        self.settled: Callable[[], bool] = lambda: False
+        """Whether x stays as a mix leaves it until it is sent; the runner sets it."""
+        self.streams: Streams | None = None
+        """Of a wire that sends differences (narrow.py)."""
+        self.begin_streams()
         self.measure_distance = False
         self._distances: list[torch.Tensor | float] = []  # of the fragments of x mixed last
 
     @property
     def n(self) -> int:
         return self.topology.n
+
+    def wire_type(self, model: torch.dtype) -> torch.dtype:
+        """Of the snapshots, or of the public copies in their place."""
+        return self.wire if isinstance(self.wire, torch.dtype) else model
+
+    def begin_streams(self) -> None:
+        """Anew, on the topology as it is now."""
+        if isinstance(self.wire, Narrow):
+            self.streams = Streams(self.wire.bits, self.topology.period)
+
+    def open_stream(self, x: torch.Tensor, round: int) -> Stream:
+        assert self.streams is not None
+        return self.streams.open(x, round, self.model, self.tail)
 
     @property
     def distance(self) -> torch.Tensor | float | None:

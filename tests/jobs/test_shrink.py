@@ -107,6 +107,19 @@ def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Pa
     assert [one["rank"] for one in summary["lost"]] == [0, 2]
 
 
+def test_differences_begin_anew(ulfm: Mpirun, tmp_path: Path) -> None:
+    """With new public copies the survivors follow the full wire as closely as 8 bits do."""
+    words = [*SHORT, "--iterations", "60", "--wire", "int8", "--out", str(tmp_path / "run")]
+    job = ulfm(3, *TRAIN, *words, FAULT="kill:1:21")
+    assert job.returncode == 0 and "2 agents go on" in job.stderr, job.stderr
+    first, *_, last = [found for found in checkpoints(tmp_path / "run") if found.count == 2]
+    X = oldsgd_by_hand(first, last.manifest["iteration"])
+    assert last.r == 30 > first.r + 5
+    for i, state in enumerate(states(last)):
+        assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-3)
+        assert [s["z"].shape for s in state["streams"].values()] == [state["x"].shape]
+
+
 def test_whoever_is_rank_0_now_says_how_it_ended(ulfm: Mpirun, tmp_path: Path) -> None:
     words = [*SHORT, "--iterations", "400", "--out", str(tmp_path / "run")]
     job = ulfm(3, *TRAIN, *words, FAULT="kill:0:21 term:2:121")

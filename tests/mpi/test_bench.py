@@ -72,7 +72,7 @@ def test_overlap_of_more_rounds_than_are_kept(
     "options",
     [
         ("--load", "spin", "--progress", "poll", "--wire", "bf16", "--engine", "python"),
-        ("--staging", "host", "--topology", "one-peer-ring", "--late", "reuse"),
+        ("--staging", "host", "--topology", "one-peer-ring", "--late", "reuse", "--wire", "int4"),
     ],
 )
 def test_overlap_takes_every_kind_of_transport(bench: Bench, options: tuple[str, ...]) -> None:

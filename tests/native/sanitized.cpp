@@ -1,12 +1,13 @@
 // The C++ under a sanitizer: every kernel on buffers of exactly its size, `parallel` from several
 // threads, the progress engine against an MPI of this file. Results are compared where two ways
 // must agree; the sanitizer reports other errors.
+#include "sanitized.h"
+
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -15,53 +16,26 @@
 #include <thread>
 #include <vector>
 
-#include "../../csrc/kernels.h"
-#include "../../csrc/mix.h"
 #include "../../csrc/parallel.h"
 #include "../../csrc/progress.h"
 
 using namespace oldsgd;
 
-#define CHECK(what)                                                   \
-  do {                                                                \
-    if (!(what)) {                                                    \
-      std::fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what); \
-      std::exit(1);                                                   \
-    }                                                                 \
-  } while (0)
-
-namespace {
-
-// Exactly `bytes` long and `shift` bytes off a cache line: a read past either end is reported.
-class Buffer {
- public:
-  Buffer(int64_t bytes, int64_t shift, unsigned seed) : bytes_(bytes), shift_(shift) {
-    CHECK(posix_memalign(&memory_, 64, static_cast<size_t>(bytes + shift) + !bytes) == 0);
-    auto* p = static_cast<unsigned char*>(data());
-    for (int64_t k = 0; k < bytes; ++k) p[k] = static_cast<unsigned char>((seed += 40503) >> 8);
-  }
-  Buffer(const Buffer& o) : Buffer(o.bytes_, o.shift_, 0) {
-    std::memcpy(data(), o.data(), static_cast<size_t>(bytes_));
-  }
-  ~Buffer() { std::free(memory_); }
-  void* data() const { return static_cast<char*>(memory_) + shift_; }
-  bool operator==(const Buffer& o) const {
-    return std::memcmp(data(), o.data(), static_cast<size_t>(bytes_)) == 0;
-  }
-
- private:
-  void* memory_ = nullptr;
-  int64_t bytes_, shift_;
-};
-
 #ifdef OLDSGD_X86
-}  // namespace
 // Not compiled here, for time: the test lets nobody choose it.
 const Kernels& oldsgd::kernels_avx512() { return kernels_avx2(); }
-namespace {
 #endif
 
-constexpr Dtype kTypes[] = {Dtype::f64, Dtype::f32, Dtype::bf16, Dtype::f16};
+std::vector<const Kernels*> oldsgd::instruction_sets() {
+  std::vector<const Kernels*> sets = {&kernels_portable()};
+#ifdef OLDSGD_X86
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
+    sets.push_back(&kernels_avx2());
+#endif
+  return sets;
+}
+
+namespace {
 
 // One set of arguments; the bits are arbitrary, so there are NaN, infinities and subnormals too.
 struct Case {
@@ -126,16 +100,8 @@ bool throws(const F& f) {
   return false;
 }
 
-bool same_bits(double a, double b) {
-  return std::memcmp(&a, &b, sizeof a) == 0 || (a != a && b != b);
-}
-
 void kernels() {
-  std::vector<const Kernels*> sets = {&kernels_portable()};
-#ifdef OLDSGD_X86
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
-    sets.push_back(&kernels_avx2());
-#endif
+  const auto sets = instruction_sets();
   for (Dtype model : kTypes)
     for (Dtype wire : kTypes) {
       if (!wire_fits(model, wire)) continue;
@@ -345,6 +311,7 @@ int main() {
   join_team(team);
   parallel_calls();
   threads_agree();
+  narrow_agrees();
   CHECK(teams > 0);
   engine(true);
   engine(false);

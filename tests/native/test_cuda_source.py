@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,20 +12,13 @@ import torch
 from torch import Tensor
 
 from hpc_oldsgd.ops import native, reference
-from support import mix_inputs
+from support import cuda_build, mix_inputs
 from support.bits import same
 from support.mix_inputs import PAIR_NAMES, PAIRS, TYPES, Case
 
 GRADIENT, DELTA = 0, 1  # as Form of mix.h counts; TYPES has the order of its Dtype
 KERNELS = 3 * len(PAIRS)  # gradient, delta, delta with distance
-HERE = Path(__file__).parent
 pairs = pytest.mark.parametrize(("model", "wire"), PAIRS, ids=PAIR_NAMES)
-
-
-def compile_with(*command: str | Path) -> str:
-    ran = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    return ran.stderr
 
 
 class Shim:
@@ -46,24 +37,12 @@ class Shim:
 
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory: pytest.TempPathFactory) -> Shim:
-    if not shutil.which("g++"):
-        pytest.skip("there is no g++")
-    library = tmp_path_factory.mktemp("shim") / "mix_shim.so"
-    compile_with(
-        *("g++", "-std=c++17", "-O1", "-ffp-contract=off", "-Wall", "-Wno-unknown-pragmas"),
-        *("-shared", "-fPIC", "-I", HERE / "cuda_shim", HERE / "mix_shim.cpp", "-o", library),
-    )
-    return Shim(library)
+    return Shim(cuda_build.for_the_host("mix_shim.cpp", tmp_path_factory.mktemp("shim")))
 
 
 @pytest.fixture(scope="session")
 def ptx(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not shutil.which("nvcc"):
-        pytest.skip("there is no nvcc")
-    path = tmp_path_factory.mktemp("ptx") / "mix.ptx"
-    flags = ("-std=c++17", "-O3", "-fmad=false", "-arch=compute_80", "-ptx")
-    compile_with("nvcc", *flags, HERE / "../../csrc/mix.cu", "-o", path)
-    return path
+    return cuda_build.to_ptx("mix.cu", tmp_path_factory.mktemp("ptx"))
 
 
 def run(
@@ -154,21 +133,18 @@ def test_a_missing_table_is_refused(shim: Shim) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90"])
 def test_no_spills(ptx: Path, arch: str, tmp_path: Path) -> None:
-    out = tmp_path / "mix.cubin"
-    said = compile_with("nvcc", f"-arch={arch}", "-cubin", "-Xptxas", "-v", ptx, "-o", out)
-    spills = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    spills = cuda_build.spills(ptx, arch, tmp_path)
     assert len(spills) == KERNELS
     assert set(spills) == {("0", "0")}
 
 
 def test_loads_and_stores_are_128_bits_wide(ptx: Path) -> None:
-    kernels = re.split(r"\.visible \.entry|\.entry", ptx.read_text())[1:]
+    kernels = cuda_build.kernels(ptx)
     assert len(kernels) == KERNELS
-    wide = r"\.global(?:\.\w+)*\.(?:v4\.[a-z]+32|v2\.[a-z]+64)"
     for kernel in kernels:
         # y_self, a neighbour, and acc or x; the result and y_next.
-        assert len(re.findall("ld" + wide, kernel)) >= 3
-        assert len(re.findall("st" + wide, kernel)) >= 2
+        assert len(re.findall("ld" + cuda_build.WIDE, kernel)) >= 3
+        assert len(re.findall("st" + cuda_build.WIDE, kernel)) >= 2
 
 
 def test_no_fused_multiply_add(ptx: Path) -> None:

@@ -16,8 +16,9 @@ import pytest
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
-OTHERS = [CSRC / f"{name}.cpp" for name in ("mix_cpu", "parallel", "progress")]
-OTHERS += [HERE / "sanitized.cpp"]
+OTHERS = [CSRC / f"{name}.cpp" for name in ("mix_cpu", "narrow_cpu", "parallel", "progress")]
+OTHERS += [HERE / "sanitized.cpp", HERE / "sanitized_narrow.cpp"]
+KERNELS = [CSRC / "kernels.cpp", CSRC / "narrow_kernels.cpp"]
 FLAGS = ["-std=c++17", "-O0", "-g1", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread"]
 FLAGS += ["-DOLDSGD_FEWER_DEGREES"]
 # Calls in place of inlined checks: half the compile time.
@@ -66,14 +67,14 @@ def test_address_and_undefined_behaviour(tmp_path: Path) -> None:
     checks = [*ADDRESS, *UNDEFINED]
     x86 = platform.machine() in ("x86_64", "AMD64")
     define = ["-DOLDSGD_X86"] if x86 else []
-    # The same source twice: once is enough for undefined behaviour, the slower of the two.
-    units: list[list[str | Path]] = [[CSRC / "kernels.cpp", *checks]]
-    units += [[CSRC / "kernels.cpp", *ADDRESS, *AVX2]] if x86 else []
+    # The same sources twice: once is enough for undefined behaviour, the slower of the two.
+    units: list[list[str | Path]] = [[source, *checks] for source in KERNELS]
+    units += [[source, *ADDRESS, *AVX2] for source in KERNELS] if x86 else []
     units += [[source, *checks, *define] for source in OTHERS]
     run(build(tmp_path, units, [*ADDRESS[:1], *UNDEFINED]))
 
 
 def test_threads(tmp_path: Path) -> None:
     check = "-fsanitize=thread"
-    units: list[list[str | Path]] = [[s, check] for s in (CSRC / "kernels.cpp", *OTHERS)]
+    units: list[list[str | Path]] = [[s, check] for s in (*KERNELS, *OTHERS)]
     run(build(tmp_path, units, [check]))

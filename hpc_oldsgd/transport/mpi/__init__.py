@@ -20,12 +20,13 @@ from ...errors import NeighbourTimeout, UserError
 from ...launch.launcher import check_world
 from ...launch.openmpi import FRAGMENT, too_late
 from ...topology import Topology
-from ..base import Transport
+from ..base import Transport, Wire
 from ..heartbeat import Board, named
 from ..late import Late
 from ..progress import PERIOD_S, Engine, Job, NativeEngine, PythonEngine
 from ..staging import Staging
 from ..trace import Trace
+from . import narrow_exchange
 from .all_reduce import MpiPending, MpiReduction, Ring
 from .collectives import broadcast, gather_text
 from .cuda_probe import cuda_aware
@@ -53,7 +54,7 @@ class MpiTransport(Transport):
         comm: MPI.Comm,
         topology: Topology,
         *,
-        wire: torch.dtype | None = None,
+        wire: Wire = None,
         progress: Progress = "auto",
         staging: StagingMode = "auto",
         all_reduce: AllReduce = "ring",
@@ -63,7 +64,7 @@ class MpiTransport(Transport):
         trace: Trace | None = None,
         late: Late | None = None,
     ) -> None:
-        super().__init__(topology, trace)
+        super().__init__(topology, trace, wire)
         for name, given, known in (
             ("progress", progress, get_args(Progress)),
             ("staging", staging, get_args(StagingMode)),
@@ -88,7 +89,6 @@ class MpiTransport(Transport):
             )
         self.board: Board | None = None
         """Shows what a late rank was doing."""
-        self.wire = wire
         self.timeout_s = timeout_s
         self.largest_message_bytes = largest_message_bytes
         self.all_reduce_by = all_reduce
@@ -117,7 +117,11 @@ class MpiTransport(Transport):
 
     def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> MpiFlight:
         self._check_open()
-        flight = self._channel(x).exchange(x, round, share)
+        flight: MpiFlight
+        if self.streams is not None:
+            flight = narrow_exchange.exchange(self, x, round, share)
+        else:
+            flight = self._channel(x).exchange(x, round, share)
         self._open.append(flight)
         return flight
 
@@ -178,7 +182,7 @@ class MpiTransport(Transport):
     def drain(self) -> None:
         for flight in list(self._open):
             flight.wait()
-            flight.end()
+            flight.drop()
         for channel in self._channels:
             channel.drain()
         for pending in self._numbers:
@@ -189,6 +193,8 @@ class MpiTransport(Transport):
         for memory in (*self._channels, *self._rings):
             memory.free()
         self._channels, self._rings = [], []
+        if self.streams is not None:
+            self.streams.forget()
 
     def close(self) -> None:
         if self.closed:

@@ -47,7 +47,7 @@ class Channel(Memory):
 
     def blank(self) -> torch.Tensor:
         shape, dtype, device = self._model
-        return torch.empty(shape.numel(), dtype=self.transport.wire or dtype, device=device)
+        return torch.empty(shape.numel(), dtype=self.transport.wire_type(dtype), device=device)
 
     def host(self, tensor: torch.Tensor) -> torch.Tensor:
         """The memory that MPI uses in place of this tensor."""

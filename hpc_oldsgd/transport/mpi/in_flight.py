@@ -136,6 +136,10 @@ class InFlight(ABC):
         self.transport._open.remove(self)
         self._memory.busy = False
 
+    def drop(self) -> None:
+        """End it, complete but not used."""
+        self.end()
+
     def _record(self, start: float, completed: float) -> None:
         end, trace, r = time.perf_counter(), self.transport.trace, self.round
         named = {"fragment": self.part} if self.part else {}

@@ -104,7 +104,10 @@ class Edge:
     def advance(self) -> None:
         if self._receives_snapshot and MPI.Request.Testall(self._snapshot_receives):
             self._receives_snapshot = False
-            self._send(self.end.take_snapshot())
+            answer = self.end.take_snapshot()
+            if self.end.awaits_snapshot or self.used is False:
+                self.came_late()
+            self._send(answer)
         if self._receives_answer and self._answer_receive.Test():
             self._receives_answer = False
             heard, expected = int(self._answer[0]), self.end.answers
@@ -124,7 +127,12 @@ class Edge:
             self._send(self.end.decide(expired, what, staleness))
             if self.used is not None:
                 self.decided_s = time.perf_counter()
+                if not self.used and not self.end.awaits_snapshot:
+                    self.came_late()
         return self.used is not None
+
+    def came_late(self) -> None:
+        """A snapshot is here that no mix will read: it is dropped."""
 
     @property
     def idle(self) -> bool:
@@ -181,7 +189,7 @@ class LateChannel(Channel):
         with self._lock:
             for j in peers:
                 if j not in self.edges:
-                    self.edges[j] = Edge(self, j)
+                    self.edges[j] = self.make_edge(j)
                 self.edges[j].begin()
             for j in peers:
                 self.current.send(j)
@@ -189,6 +197,9 @@ class LateChannel(Channel):
         if idle:
             self._job = self.transport.late_engine.submit([Stage(self, start=False)])
         return [self.edges[j] for j in peers]
+
+    def make_edge(self, j: int) -> Edge:
+        return Edge(self, j)
 
     def look_until(self, there: Callable[[], bool], waits_for: WaitsFor) -> None:
         """Advance from the agent's own thread until something is there, whatever the progress."""

@@ -118,6 +118,7 @@ def rebuild(transport: MpiTransport, topology: Topology) -> None:
     transport.status.reductions = 0
     transport.records.clear()
     transport.distance = None
+    transport.begin_streams()
     transport.engine = transport.make_engine()
 
 
@@ -131,6 +132,7 @@ def _settle(transport: MpiTransport) -> None:
             time.sleep(1e-4)
     if not all(each.done() for each in under_way):  # MPI may still write into their buffers
         transport.kept_alive.append((transport._channels, transport._rings, transport._numbers))
+        transport.kept_alive.append(transport._open)
     if transport.staging is not None:
         transport.staging.stop()
         transport.staging = None

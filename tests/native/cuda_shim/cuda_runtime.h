@@ -1,7 +1,7 @@
-// Imitates CUDA on the host, so that g++ compiles csrc/mix.cu unchanged and a test can run it.
+// Imitates CUDA on the host, so that g++ compiles csrc/*.cu unchanged and a test can run them.
 //
 // Blocks run one after the other, the last first; the threads of a block are fibres that run until
-// __syncthreads() or their end. What this cannot show: races within a warp, speed, device
+// they wait for others or end. What this cannot show: races within a warp, speed, device
 // conversions.
 #pragma once
 
@@ -91,12 +91,44 @@ inline void run_block(std::vector<Fibre>& fibres) {
 
 }  // namespace shim
 
-inline void __syncthreads() {
-  shim::Fibre* self = shim::current;
+namespace shim {
+
+inline void yield() {
+  Fibre* self = current;
   const dim3 me = threadIdx;
-  swapcontext(&self->context, &shim::scheduler);
-  shim::current = self;
+  swapcontext(&self->context, &scheduler);
+  current = self;
   threadIdx = me;
+}
+
+struct Barrier {
+  unsigned waiting = 0, generation = 0;
+  void wait(unsigned count) {
+    const unsigned mine = generation;
+    if (++waiting == count) {
+      waiting = 0;
+      ++generation;
+    }
+    while (generation == mine) yield();
+  }
+};
+inline Barrier block_barrier, warp_barriers[1024 / 32];
+inline uint64_t exchanged[1024];
+
+}  // namespace shim
+
+inline void __syncthreads() { shim::block_barrier.wait(blockDim.x); }
+
+template <class V>
+V __shfl_xor_sync(unsigned mask, V v, int lanes) {
+  if (mask != 0xffffffffu) std::abort();
+  const unsigned t = threadIdx.x;
+  memcpy(&shim::exchanged[t], &v, sizeof v);
+  shim::warp_barriers[t / 32].wait(32);
+  V other;
+  memcpy(&other, &shim::exchanged[t ^ static_cast<unsigned>(lanes)], sizeof other);
+  shim::warp_barriers[t / 32].wait(32);
+  return other;
 }
 
 template <class P>

@@ -1,0 +1,104 @@
+"""The difference wire's streams: how a message lies in memory, and when rounding is too coarse."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from hpc_oldsgd import ops, topology
+from hpc_oldsgd.checkpoints.well_formed import _streams_fit
+from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.launch import memory
+from hpc_oldsgd.simulation.trajectory import trajectory
+from hpc_oldsgd.transport import narrow
+from hpc_oldsgd.transport.lost_share import LostShare
+from hpc_oldsgd.transport.narrow import Form, Narrow, Stream, Streams, check_memory
+from support.small_problems import quadratic, rows
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("d", "body"), [(100, 100), (100, 67), (5, 0), (1, 1), (129, 128)])
+def test_both_ends_have_the_same_copy(bits, d, body):
+    """Statistics behind the differences arrive as they are."""
+    sender, receiver = Stream("a"), Stream("a")
+    sender.form = receiver.form = Form(bits, d, body, 4)
+    message = torch.zeros(sender.form.nbytes + 7, dtype=torch.uint8)
+    x = rows(1, d)[0]
+    sender.take(x, message, LostShare(bits))
+    assert torch.equal(sender.z, x) and not message.any()  # the first one travels whole
+    receiver.copies[3] = sender.z.clone()
+    for k in range(5):
+        sender.end()
+        x += rows(1, d, seed=k)[0]
+        sender.take(x, message, LostShare(bits))
+        receiver.apply(3, message)
+        assert torch.equal(receiver.copies[3], sender.z)
+        assert torch.equal(sender.z[body:], x[body:])
+
+
+def test_a_message_that_waits_is_not_encoded_twice():
+    stream, lost = Stream("a"), LostShare(4)
+    stream.form = Form(4, 200, 200, 4)
+    message, x = torch.zeros(stream.form.nbytes, dtype=torch.uint8), rows(1, 200)[0]
+    stream.take(x, message, lost)
+    stream.end()
+    x += rows(1, 200, seed=1)[0]
+    stream.take(x, message, lost)
+    z = stream.z.clone()
+    streams = Streams(4, 1)
+    streams._known["x:0:200:float32:0:0"] = stream
+    saved = streams.state_dict()
+    again = Streams(4, 1)
+    again.load_state_dict(saved, torch.device("cpu"))
+    (loaded,) = again._known.values()
+    loaded.form = stream.form
+    loaded.take(x, message, lost)
+    assert torch.equal(loaded.z, z) and not loaded.known
+    assert _streams_fit(saved, x)
+    assert not _streams_fit(saved, x.double())
+    assert not _streams_fit({"x:0:201:float32:0:0": saved["x:0:200:float32:0:0"]}, x)
+
+
+def feed(bits: int, small: float, growth: float, messages: int = 120) -> list[str]:
+    """Blocks of one large and many small numbers that grow from message to message."""
+    lost, said = LostShare(bits), []
+    x = torch.zeros(640, dtype=torch.float64)
+    z, message = x.clone(), torch.empty(ops.message_bytes(640, bits), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for k in range(messages):
+            delta = small * torch.rand(640, generator=generator, dtype=x.dtype)
+            delta[::64] = 1.0
+            x = z + delta * growth**k
+            with lost.watching("a", x, z, 640):
+                ops.encode(x, z, message, bits)
+        said = [str(one.message) for one in caught]
+    return said
+
+
+def test_too_few_bits_are_told_once():
+    (said,) = feed(4, 0.07, 1.05)
+    assert "4 bits are too few for this run" in said and said.endswith("use int8")
+    assert feed(4, 0.07, 1.0) == []  # much is lost, and not ever more
+    assert feed(8, 0.07, 1.05) == []
+    assert feed(4, 1.0, 1.05) == []  # ever larger differences of which little is lost
+
+
+def test_copies_that_do_not_fit_are_refused(monkeypatch, tmp_path):
+    table = tmp_path / "meminfo"
+    table.write_text("MemTotal: 9 kB\nMemAvailable: 40 kB\nHugePages_Total: 0\n")
+    monkeypatch.setattr(memory, "MEMINFO", table)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    ring, pairs = (topology.from_name(name, 4) for name in ("ring", "one-peer-exponential"))
+    x = torch.zeros(1000)
+    check_memory(Narrow(4), x, ring, 0, 3)  # three copies for each of three ranks: 36 kB
+    with pytest.raises(UserError, match="keeps 4 copies of the model, "):
+        check_memory(Narrow(4), x, pairs, 0, 3)
+    with pytest.raises(UserError, match="use bf16, or a graph of fewer neighbours or phases"):
+        trajectory("oldsgd", pairs, rows(4, 9000).numpy(), quadratic(4, 9000), 0.1, 1, wire="int8")
+    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
+    check_memory(Narrow(4), x, pairs, 0, 10**9)
+    assert narrow.memory_available() is None
