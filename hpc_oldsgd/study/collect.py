@@ -244,10 +244,11 @@ def notes(table: Table) -> list[str]:
             "Strong scaling: the time to one target. 100% means that it falls as the number of "
             "agents grows."
         )
+    training = "training_to_target" in has
+    if training:
+        said.append("training_to_target leaves out measuring and saving.")
     if has & {"speedup", "speedup_of_oldsgd"}:
-        said.append("Speed-ups are ratios of the time to the target.")
-    if "training_to_target" in has:
-        said.append("training_to_target, which speed-ups compare, leaves out measuring and saving.")
+        said.append(f"Speed-ups are ratios of {'training' if training else 'time'}_to_target.")
     if "time_to_target" in has and any(line["time_to_target"] is None for line in table):
         said.append("A dash: the run did not reach the target.")
     return [" ".join(said), ""] if said else []

@@ -108,4 +108,4 @@ def panel(lines: Table, title: str, column: str) -> figures.Panel:
     sizes = sorted({line["agents"] for line in lines})
     best = [base[column] * n / base["agents"] for n in sizes]
     drawn = figures.series(lines, "label", "agents", column)
-    return figures.Panel(title, drawn, guides={"linear": (sizes, best)})
+    return figures.Panel(title, drawn, guides={"n times": (sizes, best)})
