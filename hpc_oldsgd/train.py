@@ -9,8 +9,10 @@ from typing import Any
 from . import cli
 from .cli.console import Console
 from .errors import NeighbourTimeout
-from .launch.launcher import launcher_size
+from .launch import dead_rank
+from .launch.launcher import launcher_rank, launcher_size
 from .runs import spec
+from .runs.check import check
 from .runs.mpi_start import start_mpi
 from .runs.session import Session
 from .runs.spec import Spec
@@ -25,8 +27,13 @@ def main(**hooks: Callable[..., None]) -> None:
     try:
         with cli.guard(PROG):
             asked = spec.parse(TrainOptions, PROG)
+            if asked.options.check:
+                Console(PROG, shown=launcher_rank() == 0).print(f"{PROG}: {check(asked)}")
+                return
             signals = Inbox(asked.options.on_signal, ends_with_parent=launcher_size() > 1)
             signals.install()
+            if asked.options.on_failure == "end":
+                dead_rank.watch()
             start_mpi(PROG, asked.options.timeout, ". The run's files are complete")
             run(asked, signals, **hooks)
     except SystemExit as ended:

@@ -34,6 +34,25 @@ if [[ -n $HPC_OLDSGD_VENV ]]; then
 fi
 say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
 
+# The job's time limit as Slurm writes it: 5:00, 8:00:00, 1-00:00:00, UNLIMITED.
+time_limit() { squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l 2>/dev/null | head -n 1; }
+
+# A limit that is not longer than the warning before it: the warning would come at once, at every start.
+# What --signal sbatch was given is not to be seen here. The script's own line is.
+check_limit() { # SCRIPT
+  local limit days=0 seconds=0 part parts warning
+  warning=${HPC_OLDSGD_WARNING:-$(sed -n 's/^#SBATCH --signal=.*@//p' "$1" 2>/dev/null)}
+  limit=$(time_limit) || return 0
+  [[ $limit =~ ^([0-9]+-)?[0-9:]+$ && $warning =~ ^[0-9]+$ ]] || return 0
+  [[ $limit != *-* ]] || days=${limit%%-*}
+  IFS=: read -ra parts <<<"${limit#*-}"
+  for part in "${parts[@]}"; do seconds=$((seconds * 60 + 10#$part)); done
+  ((days * 86400 + seconds > warning)) ||
+    fail "the time limit of $limit is not longer than the $warning s of warning before it: ask for more with" \
+      "sbatch --time, or for less warning with HPC_OLDSGD_WARNING=20 sbatch --signal=B:USR1@20"
+}
+check_limit "${BASH_SOURCE[1]:-}"
+
 # The folder for everything that a script writes. It is the same after a requeue, and after a resubmission
 # with HPC_OLDSGD_OUT, which then continues where the first submission ended.
 out_folder() { # NAME
@@ -72,16 +91,21 @@ nodes_for() { # N
   echo "$nodes"
 }
 
+# How many tasks the allocation has.
+all_tasks() { echo "${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}"; }
+
 # From now on commands start on N tasks of the allocation, filling its first nodes first.
 tasks() { # N
   [[ $1 =~ ^[1-9][0-9]*$ ]] || fail "the number of agents is a whole number, not $1"
-  local all=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}
+  local all
+  all=$(all_tasks)
   (($1 <= all)) || fail "$1 agents need sbatch --ntasks=$1, the allocation has $all"
   case $HPC_OLDSGD_LAUNCHER in
     srun)
       [[ $HPC_OLDSGD_MPI != auto ]] || choose_mpi
-      # A step does not inherit --cpus-per-task. If one rank dies, the others end after a minute.
-      # --kill-on-bad-exit would kill ranks that are about to exit with the same code, and lose the code.
+      # A step does not inherit --cpus-per-task. --kill-on-bad-exit would kill ranks that are about to exit with
+      # the same code, and lose the code. A rank that dies has hpc_oldsgd.launch.dead_rank end the others; where
+      # that cannot run, they end after a minute.
       start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes="$(nodes_for "$1")"
         --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60
         ${SRUN_OPTIONS[@]+"${SRUN_OPTIONS[@]}"})
@@ -104,7 +128,8 @@ sweep() {
 
 # All tasks of the allocation must form one MPI world. N worlds of one rank each are an error.
 check_world() {
-  local n=${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES} left=$HPC_OLDSGD_RETRIES greetings
+  local n left=$HPC_OLDSGD_RETRIES greetings
+  n=$(all_tasks)
   tasks "$n"
   [[ -z ${SLURM_RESTART_COUNT:-} ]] || sweep
   until greetings=$("${start[@]}" python -m mpi4py.bench helloworld </dev/null); do
@@ -116,6 +141,11 @@ check_world() {
     fail "${start[*]} started no world of $n ranks but: $(sort <<<"$greetings" | uniq -c | head -n 3)" \
       "(mpi4py and the launcher belong to different MPIs: set HPC_OLDSGD_MPI in jobs/env.sh)"
   say "one world of $n ranks by ${start[*]}"
+}
+
+# One process checks options, data and folder before all tasks start: bad input costs seconds.
+check() { # OPTION... of hpc_oldsgd.train
+  python -m hpc_oldsgd.train "$@" --check </dev/null || exit
 }
 
 # --- running, stopping, resuming ----------------------------------------------------------------
@@ -142,13 +172,33 @@ run() { # COMMAND...
   child=''
 }
 
+# Whether this start of the job has brought a run further: to a new checkpoint, or to its end.
+added=''
+
+# The checkpoints in the folder that a command writes to; one word if it names no folder.
+saved() { # COMMAND...
+  local folder=''
+  while (($#)); do
+    case $1 in
+      --out) folder=${2:-} ;;
+      --out=*) folder=${1#*=} ;;
+    esac
+    shift
+  done
+  [[ -n $folder ]] || { echo unknown; return; }
+  (cd "$folder/checkpoints" 2>/dev/null && shopt -s nullglob && echo round-*/manifest.json)
+}
+
 # The same for a command that can resume. A stopped command continues when the job starts again. A signal
 # that came before its handler was installed has killed it, which loses nothing either.
 resumable() { # COMMAND...
-  local left=$HPC_OLDSGD_RETRIES
+  local left=$HPC_OLDSGD_RETRIES before now
   while :; do
+    before=$(saved "$@")
     [[ -z $asked ]] || requeue
     run "$@"
+    now=$(saved "$@")
+    if ((code == 0 || code == 3)) || [[ $now != "$before" || $now == unknown ]]; then added=1; fi
     if ((code == 75)) || { [[ -n $asked ]] && ((code > 128)); }; then
       requeue
     fi
@@ -164,7 +214,11 @@ requeue() {
   local job=$SLURM_JOB_ID
   # One member of an array has the array's own number, which would requeue all members.
   [[ ${SLURM_ARRAY_JOB_ID:-} != "$job" ]] || job+=_$SLURM_ARRAY_TASK_ID
-  say "stopped: the job is requeued and goes on from its checkpoint"
+  # A job that is preempted may have had no time. Any other would come no further the next time either.
+  [[ -n $added || $(scontrol show job "$job" 2>/dev/null) =~ PreemptTime=[0-9] ]] ||
+    fail "stopped $SECONDS s after its start, with a time limit of $(time_limit || echo '?'), before it added a" \
+      "checkpoint: the job is not requeued. Submit it again with the same folder and a longer sbatch --time"
+  say "stopped: the job is requeued${added:+ and goes on from its checkpoint}"
   scontrol requeue "$job" || fail "the job cannot be requeued here: submit it again with the same folder"
   exit 75
 }
@@ -183,6 +237,7 @@ once() { # FOLDER COMMAND...
   resumable "$@" --out "$own" --resume auto
   case $code in
     0) ;;
+    2) fail "bad input (exit code 2): nothing more is started" ;;
     3) touch "$own/diverged" ;; # divergence is a result too
     *) say "failed with exit code $code: $*" >&2; failed=$code ;;
   esac

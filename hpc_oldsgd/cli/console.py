@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from tqdm import tqdm
@@ -21,13 +21,17 @@ class Console:
         self._total = 0
         self._bar = tqdm(disable=True)
         self._warned: set[str] = set()
-        self._start_s = time.perf_counter()
+        self._start_s = perf_counter()
         self._next_line = 0.0
 
     def start(self, total: int) -> None:
-        self._total, self._start_s = total, time.perf_counter()
+        self._total, self._start_s = total, perf_counter()
         hidden = not (self.shown and self._terminal)
         self._bar = tqdm(total=total, unit="it", disable=hidden, dynamic_ncols=True)
+
+    def go_on(self, seconds: float) -> None:
+        """The run had taken so long before this start: its clock goes on from there."""
+        self._start_s -= seconds
 
     def step(self, t: int) -> None:
         self._bar.update(t - self._bar.n if self._bar.n is not None else 0)
@@ -39,7 +43,7 @@ class Console:
         if self._terminal:
             self._bar.set_postfix_str(text)
         elif row["iteration"] >= self._next_line:
-            elapsed = time.perf_counter() - self._start_s
+            elapsed = perf_counter() - self._start_s
             print(
                 f"[{elapsed:6.1f} s] iteration {row['iteration']}/{self._total}  {text}", flush=True
             )
@@ -86,7 +90,10 @@ def summary_lines(summary: dict[str, Any], folder: Path) -> str:
     lines.append(("training loss of the mean model", f"{summary['train_loss']:.4f}"))
     lines.append(("consensus distance", f"{summary['consensus']:.3e}"))
     unit = summary["time_unit"]
-    lines.append(("time", f"{summary['time']:.1f} {unit} for {summary['iteration']} iterations"))
+    time = f"{summary['time']:.1f} {unit} for {summary['iteration']} iterations"
+    if unit == "s" and summary.get("training_s") is not None:
+        time += f"; {summary['training_s']:.1f} s without measuring and saving"
+    lines.append(("time", time))
     lines.append(("step", f"{summary['step_s'] * 1e3:.2f} ms of wall time"))
     if summary["hidden"] is None:
         lines.append(("communication", "none"))

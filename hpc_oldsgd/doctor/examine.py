@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..algorithms import OLDSGD
 from ..cli.fields import at_least, positive
 from ..launch.device import choose_device, set_threads
-from ..launch.launcher import check_world
+from ..launch.launcher import check_world, start_of_run
 from ..runs.mpi_start import start_mpi
 from ..runs.spec import make_topology
 from ..topology import Topology
@@ -102,8 +102,9 @@ def _measure(
 
 def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[str, Any]:
     """A command line for the model and gradient that were named."""
-    seen = found["progress"]
-    best = progress.best(seen["modes"])
+    seen, busy = found["progress"], is_busy(found)
+    # On a busy host the modes cannot be told apart: the one that helps most is the safe one.
+    best = str(seen["modes"][-1]["mode"]) if busy else progress.best(seen["modes"])
     exchange_s = seen["t_c"] * options.model_bytes / seen["bytes"] if topology.n > 1 else 0.0
     c = exchange_s / options.grad_seconds
     wire, choice = "same", tau_auto.choose(OLDSGD(), topology, c, TAUS)
@@ -111,16 +112,22 @@ def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[
         wire, c = "bf16", c / 2
         choice = tau_auto.choose(OLDSGD(), topology, c, TAUS)
     name = options.topology if Path(options.topology).suffix else topology.name
-    words = [f"mpirun -n {topology.n} python -m hpc_oldsgd.train --topology {name}"]
+    words = [start_of_run(topology.n), f"--topology {name}"]
     words += [f"--progress {best}", f"--wire {wire}", f"--tau {choice.tau}"]
+    note = "; measured on a busy host: ask again when it is quiet" if busy else ""
     return {
         "progress": best,
         "wire": wire,
         "tau": choice.tau,
         "exchange_s": exchange_s,
-        "reason": choice.reason,
+        "reason": choice.reason + note,
         "command": " ".join(words),
     }
+
+
+def is_busy(found: dict[str, Any]) -> bool:
+    """Other work on a host spoils what was measured there."""
+    return any(one.name == "busy" for one in findings.of_machines(found["machines"]))
 
 
 def warnings(found: dict[str, Any], topology: Topology) -> list[findings.Finding]:
@@ -133,7 +140,7 @@ def warnings(found: dict[str, Any], topology: Topology) -> list[findings.Finding
         findings_network.of_links(found["links"], ranks, found["network"]),
         findings_network.of_network(found["network"], ranks),
         findings_network.of_progress(found["progress"], found["advice"]["progress"])
-        if topology.n > 1
+        if topology.n > 1 and not is_busy(found)
         else (),
         findings_network.of_advice(found["advice"], TAUS.high),
     )

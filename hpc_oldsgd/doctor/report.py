@@ -9,6 +9,7 @@ from typing import Any
 from . import findings
 from .findings import by_host, names, needed_bytes
 from .findings_network import rate
+from .progress import ALONE
 
 EDGES = 16  # listed one by one; of a larger graph the slowest
 INDENT = " " * 12
@@ -127,7 +128,7 @@ def _progress(found: dict[str, Any]) -> Iterator[str]:
     helped = seen["modes"][0]["hidden"]
     yield INDENT + (
         "messages of this size move without help"
-        if helped > 0.9
+        if helped > ALONE
         else f"messages of this size do not move by themselves: without help {helped:.0%} is hidden"
     )
 

@@ -22,6 +22,13 @@ def launcher_size() -> int:
     return _from_environment(_SIZE, "SLURM_STEP_NUM_TASKS", default=1)
 
 
+def start_of_run(n: int) -> str:
+    """The beginning of a command that starts a run of n ranks from here."""
+    if "SLURM_JOB_ID" in os.environ:
+        return f"sbatch --ntasks={n} jobs/train.slurm"
+    return f"mpirun -n {n} python -m hpc_oldsgd.train"
+
+
 def check_world(n: int) -> None:
     """`n` is the size that MPI sees: with two MPIs mixed, each rank would train alone, silently."""
     expected = launcher_size()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import math
 import os
@@ -138,6 +139,22 @@ def take(
 ) -> None:
     """Make the folder, for this job alone; `seen` is how it looked when this was decided on."""
     seen = look(path) if seen is None else seen
+    check(path, overwrite, resume)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror}") from None
+    claim(path)
+    if look(path) != seen:
+        release(path)
+        raise UserError(
+            f"another job has just written to {path}: add --resume auto to go on with its run, or "
+            "choose another --out"
+        )
+
+
+def check(path: Path, overwrite: bool, resume: bool = False) -> None:
+    """Raises UserError where a run may not be written. Changes nothing."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file: choose another --out")
     if path.is_dir() and any(map(_counts, path.iterdir())) and not resume:
@@ -152,17 +169,10 @@ def take(
                 f"{path} is a link, and nothing is removed through one: give --overwrite the "
                 f"folder itself, {path.resolve()}"
             )
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror}") from None
-    claim(path)
-    if look(path) != seen:
-        release(path)
-        raise UserError(
-            f"another job has just written to {path}: add --resume auto to go on with its run, or "
-            "choose another --out"
-        )
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = os.strerror(errno.EACCES if there.is_dir() else errno.ENOTDIR)
+        raise UserError(f"cannot write to {path}: {why}")
 
 
 def look(path: Path) -> dict[str, Any]:

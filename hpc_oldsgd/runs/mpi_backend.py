@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint, Gather
-from ..errors import NeighbourTimeout, UserError
+from ..errors import NeighbourTimeout
 from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
 from ..runtime.agent_runner import AgentRunner
-from ..simulation.slowdown import Slowdown, slowdowns
+from ..simulation.slowdown import Slowdown
 from ..simulation.swarm import Swarm
 from ..topology import Topology
 from ..training import tau_auto, tau_measure
@@ -25,6 +25,7 @@ from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank, explained_by_
 from ..transport.trace import Trace, merge
 from .backend import Backend, Models, Optimizers
 from .recovery import Recovery
+from .spec import check_train
 
 if TYPE_CHECKING:
     from .session import Session
@@ -63,14 +64,7 @@ class Mpi(Backend):
         if options.device == "auto" and (unseen := unseen_gpu(self.device)):
             self.say(unseen)
         set_threads(options.threads, self.startup.sharing)
-        slowdowns(options.slow, self.n)
-        for name in options.left_to_choose():
-            if options.progress == "none":
-                raise UserError(
-                    f"--{name} auto needs messages that move during the gradients: --progress auto"
-                )
-        if options.auto_tau:
-            tau_auto.check(algorithm, topology)
+        check_train(options, algorithm, topology)
         return algorithm, ""
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..cli.console import Console, summary_lines
 from ..tasks import Task
 from ..training import target
-from ..training.window import hidden
+from ..training.whole_run import totals, training_s
 from ..transport.heartbeat import clear
 from .folder import RunFolder
 
@@ -72,18 +72,16 @@ def summarise(rows: list[dict[str, Any]], task: Task, title: str, time_unit: str
     last.pop("agent_loss", None)
     name, direction = task.primary
     values = [row[name] for row in rows if isinstance(row.get(name), (int, float))]
-    waited = [row for row in rows if row["hidden"] is not None and row["transfer"] > 0]
-    transfer = sum(row["transfer"] for row in waited)
-    exposed = sum(row["exposed"] for row in waited)
-    steps = sorted(row["step_s"] for row in rows[1:] or rows)
     return {
         "title": title,
         **last,
         "primary": name,
         "best": target.best(values, direction),
-        "transfer": transfer / len(waited) if waited else 0.0,
-        "exposed": exposed / len(waited) if waited else 0.0,
-        "hidden": hidden(exposed, transfer),
-        "step_s": steps[len(steps) // 2],
+        **totals(rows),
         "time_unit": time_unit,
     }
+
+
+def wall_s(rows: list[dict[str, Any]]) -> float:
+    """What a run had taken up to its last row, by a wall clock; in the simulator too."""
+    return (training_s(rows)[-1] or 0.0) + rows[-1].get("eval_s", 0.0) if rows else 0.0

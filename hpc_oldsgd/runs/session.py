@@ -36,7 +36,7 @@ from . import agreement, resume
 from .backend import Backend
 from .folder import RunFolder, environment
 from .identity import described, identity
-from .report import Report, summarise
+from .report import Report, summarise, wall_s
 from .resume import Plan
 from .spec import Spec, make_topology
 
@@ -201,7 +201,13 @@ class Session:
     def _tell(self, tuned: str) -> None:
         d = self.runner.x.shape[-1]
         headline = f"{self.title}; {d:,} parameters{self.backend.where}"
-        self.report.start(headline, self.spec.iterations)
+        tau, asked = self.runner.algorithm.tau, self.spec.options.iterations
+        whole = -(-self.spec.iterations // tau) * tau
+        self.report.start(headline, whole)
+        if asked and asked != whole and not self.spec.options.auto_tau:
+            self.report.console.say(
+                f"--iterations {asked} ends inside a round of tau = {tau}: the run takes {whole}"
+            )
         if tuned:
             self.report.console.say(tuned)
 
@@ -211,6 +217,9 @@ class Session:
         if found is None or state is None:
             return
         self.loop.load_state_dict(state, save=not self.plan.here)
+        self.report.console.go_on(
+            state["elapsed"] if self.backend.time_unit == "s" else wall_s(self.loop.rows)
+        )
         told = f"goes on from round {found.r}, iteration {self.runner.t}"
         if self.spec.options.auto_tau:
             told += f", with tau {self.runner.algorithm.tau}"

@@ -12,10 +12,11 @@ from .. import algorithms, cli, tasks
 from .. import topology as topologies
 from ..algorithms import Algorithm
 from ..errors import UserError
+from ..simulation.slowdown import slowdowns
 from ..tasks import Task
 from ..topology import Topology
 from ..training import tau_auto
-from ..training.options import RunOptions
+from ..training.options import RunOptions, TrainOptions
 from ..transport.late import NO_EDGES
 
 O = TypeVar("O", bound=RunOptions)  # noqa: E741  options
@@ -41,6 +42,18 @@ class Spec(Generic[O]):
         late = self.options.late_policy() is not None
         if late and "all_reduce" in tau_auto.kinds(self.algorithm, topology):
             raise UserError(NO_EDGES)
+
+
+def check_train(options: TrainOptions, algorithm: Algorithm, topology: Topology) -> None:
+    """What of `train`'s own options depends on the graph. Raises UserError; needs no MPI."""
+    slowdowns(options.slow, topology.n)
+    for name in options.left_to_choose():
+        if options.progress == "none":
+            raise UserError(
+                f"--{name} auto needs messages that move during the gradients: --progress auto"
+            )
+    if options.auto_tau:
+        tau_auto.check(algorithm, topology)
 
 
 def parse(kind: type[O], prog: str, argv: Sequence[str] | None = None) -> Spec[O]:

@@ -5,8 +5,6 @@ Reads folders only: no training code, no torch, so it runs on a login node.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,25 @@ from ..plot import curves, labels, style
 from ..runs import reader
 from ..runs.reader import Run, finite
 from ..training import target
+from ..training.whole_run import totals, training_s
+from . import more_agents
+from .tables import (
+    Record,
+    Table,
+    as_csv,
+    cell,
+    grouped,
+    markdown,
+    pivot,
+    ratio,
+    short_markdown,
+    sooner,
+)  # fmt: skip
+
+__all__ = [
+    "Options", "Record", "Table", "as_csv", "cell", "first", "grouped", "main", "markdown",
+    "overlap_result", "pivot", "ratio",
+]  # fmt: skip
 
 PROG = "hpc_oldsgd.study collect"
 LINES = 12  # in one figure; of more runs the best tau of each algorithm is drawn
@@ -27,13 +44,6 @@ JUDGED: dict[str, tuple[target.Direction, float]] = {
     "test_accuracy": ("max", 0.95), "test_perplexity": ("min", 1.1), "test_loss": ("min", 1.1),
     "train_loss": ("min", 1.1),
 }  # fmt: skip
-SCALING = (
-    "algorithm", "task", "topology", "agents", "tau", "fragments", "c", "alpha", "value", "step_s",
-    "hidden", "time_to_target",
-)  # fmt: skip
-
-Record = dict[str, Any]
-Table = list[Record]
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,7 @@ def main(options: Options) -> None:
     add_targets(runs, records, options.target)
     tables = {
         "runs": ("All runs", records),
-        "scaling": ("More agents", scaling(records)),
+        "scaling": ("More agents", more_agents.scaling(records)),
         "algorithms": ("Algorithms, each at its best tau", best(records)),
         "overlap": ("Hidden communication", overlap),
     }
@@ -73,13 +83,12 @@ def main(options: Options) -> None:
     for name, (title, table) in tables.items():
         if table:
             (out / f"{name}.csv").write_text(as_csv(table))
-            text += [f"## {title}", "", short_markdown(table), ""]
-    text += ["Speed-ups are ratios of the time to the target.", ""] if len(records) > 1 else []
+            text += [f"## {title}", "", short_markdown(table), "", *notes(table)]
     text += [f"Left out: {error}\n" for error in damaged]
     print("\n".join(text))
     if options.figures and style.available():
-        drawn = draw(runs, records, out)
-        text += ["## Curves", "", *(f"![{p.stem}]({p.name})" for p in drawn), ""] if drawn else []
+        drawn = more_agents.draw(tables["scaling"][1], out) + draw(runs, records, out)
+        text += ["## Figures", "", *(f"![{p.stem}]({p.name})" for p in drawn), ""] if drawn else []
     (out / "report.md").write_text("\n".join(text))
     hint = "" if style.available() else ' (no figures: pip install "hpc_oldsgd[plots]")'
     print(f"written to {out}/report.md{hint}")
@@ -110,7 +119,7 @@ def read_all(
 
 def record(run: Run, top: Path) -> Record:
     """A line of the table of runs. Times are seconds, or units of a gradient when simulated."""
-    known, last = labels.settings(run), run.rows[-1]
+    known, last, whole = labels.settings(run), run.rows[-1], totals(run.rows)
     judged = next((key for key in JUDGED if run.has(key)), "train_loss")
     diverged = (run.path / "diverged").exists()
     return {
@@ -122,13 +131,13 @@ def record(run: Run, top: Path) -> Record:
         "state": "diverged" if diverged else "done" if run.ended else "unfinished",
         "iteration": last["iteration"],
         "time": last.get("time"),
+        "training_time": whole["training_s"] if run.clock == "wall" else None,
         "clock": run.clock,
         "train_loss": last.get("train_loss"),
         "judged_by": judged,
         "value": last.get(judged),
         "consensus": last.get("consensus"),
-        "step_s": last.get("step_s"),
-        "hidden": last.get("hidden"),
+        **{k: whole[k] for k in ("step_s", "samples_per_s", "hidden")},
     }
 
 
@@ -166,7 +175,7 @@ def overlap_result(path: Path) -> dict[str, Any]:
 
 # --- tables -------------------------------------------------------------------------------------
 def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> None:
-    """How long each run took to the target of its task."""
+    """How long each run took to the target of its task; on a wall clock also without measuring."""
     by_task = _of("task", "partition", "judged_by")
     for key, group in grouped(zip(runs, records, strict=True), by_task).items():
         judged = key[-1]
@@ -176,52 +185,18 @@ def add_targets(runs: Sequence[Run], records: Table, wanted: float | None) -> No
         goal = wanted if wanted is not None or reached is None else share * reached
         for run, line in group:
             line["target"] = goal
-            line["time_to_target"] = None
+            line["time_to_target"] = line["training_to_target"] = None
             if goal is not None and line["state"] != "diverged":
                 row = first(run, goal, judged, direction) or {}
                 line["time_to_target"] = row["time"] if finite(row.get("time")) else None
+                if row and run.clock == "wall":
+                    line["training_to_target"] = training_s(run.rows)[run.rows.index(row)]
 
 
 def first(run: Run, goal: float, key: str, direction: target.Direction) -> Record | None:
     """The first row that meets the target."""
     pairs = zip(run.rows, run.values(key), strict=True)
     return next((row for row, value in pairs if target.met(goal, value, direction)), None)
-
-
-def scaling(records: Table) -> Table:
-    """Runs that differ in the number of agents, and in alpha where it grows with them, against
-    the smallest of them."""
-    table: Table = []
-    keys = ("algorithm", "task", "partition", "tau", "fragments", "c", "clock")
-    groups: list[Table] = []
-    for same in grouped(
-        records, lambda r: (str(r["topology"]).split(":")[0], *(r[k] for k in keys))
-    ).values():
-        # Where a number of agents ran with several step sizes, each rule by which they grow is a
-        # line of its own.
-        alphas = grouped(same, lambda r: r["agents"]).values()
-        several = any(len({r["alpha"] for r in some}) > 1 for some in alphas)
-        groups += by_rule(same) if several else [same]
-    for group in groups:
-        group.sort(key=lambda r: r["agents"] or 0)
-        if len({r["agents"] for r in group}) < 2:
-            continue
-        for line in group:
-            shown = {k: line[k] for k in SCALING}
-            shown["speedup"] = ratio(group[0]["time_to_target"], line["time_to_target"])
-            shown["against"] = f"{group[0]['agents']} agents"
-            table.append(shown)
-    return table
-
-
-def by_rule(records: Table) -> list[Table]:
-    """Those of one alpha, of alpha / n, and of alpha / sqrt(n), where several n have it."""
-    groups: list[Table] = []
-    for power in (0.0, 1.0, 0.5):
-        start = [f"{r['alpha'] / r['agents'] ** power:.6g}" for r in records]
-        for same in grouped(zip(start, records, strict=True), lambda pair: pair[0]).values():
-            groups.append([r for _, r in same])
-    return [group for group in groups if len({r["agents"] for r in group}) > 1]
 
 
 def best(records: Table) -> Table:
@@ -234,32 +209,13 @@ def best(records: Table) -> Table:
         fastest = {name: min(same, key=_by_target) for name, same in by_name.items()}
         if len(fastest) < 2:
             continue
-        ours = fastest.get("oldsgd", {}).get("time_to_target")
+        ours = fastest.get("oldsgd", {})
         for name, line in fastest.items():
             shown = {"algorithm": name, **{k: line[k] for k in keys[:-1]}}
-            shown |= {k: line[k] for k in ("tau", "fragments", "value", "target", "time_to_target")}
-            table.append({**shown, "speedup_of_oldsgd": ratio(line["time_to_target"], ours)})
+            reached = ("time_to_target", "training_to_target")
+            shown |= {k: line[k] for k in ("tau", "fragments", "value", "target", *reached)}
+            table.append({**shown, "speedup_of_oldsgd": sooner(line, ours)})
     return table
-
-
-def ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
-
-
-def grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
-
-
-def pivot(cells: Iterable[tuple[Record, str, Any]]) -> Table:
-    """(head, column, value) -> a line for each head, with the values of its columns after it."""
-    lines: dict[tuple[Any, ...], Record] = {}
-    for head, column, value in cells:
-        lines.setdefault(tuple(head.values()), head)[column] = value
-    columns = dict.fromkeys(k for line in lines.values() for k in line)
-    return [{k: line.get(k) for k in columns} for line in lines.values()]
 
 
 def _of(*keys: str) -> Callable[[Any], tuple[Any, ...]]:
@@ -275,6 +231,30 @@ def _by_target(line: Record) -> tuple[bool, float, float]:
         float("inf") if time is None else time,
         float("inf") if loss is None else loss,
     )
+
+
+def notes(table: Table) -> list[str]:
+    """What the columns of this very table need said about them."""
+    has = {k for line in table for k, value in line.items() if value is not None}
+    said = []
+    if "samples_per_s" in has and "weak_efficiency" in has:
+        said.append(
+            "Weak scaling: every agent keeps its batch. 100% means that samples per second grow "
+            "as the number of agents."
+        )
+    if "strong_efficiency" in has:
+        said.append(
+            "Strong scaling: the time to one target. 100% means that it falls as the number of "
+            "agents grows."
+        )
+    training = "training_to_target" in has
+    if training:
+        said.append("training_to_target leaves out measuring and saving.")
+    if has & {"speedup", "speedup_of_oldsgd"}:
+        said.append(f"Speed-ups are ratios of {'training' if training else 'time'}_to_target.")
+    if "time_to_target" in has and any(line["time_to_target"] is None for line in table):
+        said.append("A dash: the run did not reach the target.")
+    return [" ".join(said), ""] if said else []
 
 
 # --- writing ------------------------------------------------------------------------------------
@@ -296,34 +276,3 @@ def draw(runs: Sequence[Run], records: Table, out: Path) -> list[Path]:
             stem = out / "-".join([x, *parts])
             drawn += curves.save(chosen, x, stem, ("png", "svg"), labels.title(chosen))
     return [path for path in drawn if path.suffix == ".png"]
-
-
-def short_markdown(table: Table) -> str:
-    """What all lines of several share stands above them, once; what none has is left out."""
-    known = [k for k in table[0] if any(r[k] is not None for r in table)]
-    same = [k for k in known if len(table) > 1 and len({str(r[k]) for r in table}) == 1]
-    above = ", ".join(f"{k} {cell(k, table[0][k])}" for k in same)
-    rest = markdown([{k: r[k] for k in known if k not in same} for r in table])
-    return f"All: {above}.\n\n{rest}" if same else rest
-
-
-def markdown(table: Table) -> str:
-    head = list(table[0])
-    lines = [head, ["---"] * len(head), *([cell(k, r[k]) for k in head] for r in table)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def cell(key: str, value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.1%}" if key == "hidden" else f"{value:.4g}"
-    return str(value).replace("|", "\\|")
-
-
-def as_csv(table: Table) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue()

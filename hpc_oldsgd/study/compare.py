@@ -23,6 +23,7 @@ from ..runs.session import Session
 from ..runs.spec import Spec, take_fragments_auto, take_tau_auto
 from ..tasks import Task
 from ..training.options import SimulateOptions
+from ..training.whole_run import totals
 
 PROG = "hpc_oldsgd.simulate"
 BASE = "oldsgd"  # whose options --help shows, and whose tau is that of all
@@ -116,8 +117,8 @@ def make_table(results: dict[str, Rows], notes: dict[str, str], primary: str) ->
             note = notes.get(name, "").replace("|", "\\|")
             lines.append(f"| {name} | {note} | | | | |")
             continue
-        last = rows[-1]
-        hidden = "" if last["hidden"] is None else f"{last['hidden']:.0%}"
+        last, share = rows[-1], totals(rows)["hidden"]
+        hidden = "" if share is None else f"{share:.0%}"
         note = f" ({notes[name]})" if name in notes else ""
         lines.append(
             f"| {name}{note} | {last['time']:.0f} | {last['train_loss']:.4f} "

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..plot import style
 from ..plot.curves import plain_ticks
-from .collect import Table, grouped
+from .tables import Table, grouped
 
 FORMATS = ("png", "svg")
 MARKS: tuple[dict[str, Any], ...] = (

@@ -178,10 +178,17 @@ class TrainOptions(RunOptions):
     retune: int = 0
     """With --tau auto: rounds between two checks whether tau still hides the messages; 0 keeps
     the tau of the start."""
+    check: bool = False
+    """Only check options, data and folder, in one process: no MPI, no job, nothing is written."""
+    check_agents: tuple[int, ...] = field(default=())
+    """With --check: for these numbers of agents; the job's number if not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, self, "retune", "threads", "timeout")
+        at_least(1, self, "check_agents")
+        if self.check_agents and not self.check:
+            raise UserError("--check-agents belongs to --check")
         if self.redistribute and self.on_failure != "shrink":
             raise UserError("--redistribute belongs to --on-failure shrink")
         if self.trace and self.on_failure == "shrink":

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..transport.base import Pending, Transport
+from .whole_run import hidden
 
 
 @dataclass
@@ -73,8 +74,3 @@ class Window:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self, name, value)
-
-
-def hidden(exposed: float, transfer: float) -> float | None:
-    """Share of the communication nobody waited for; waking up late may exceed a short transfer."""
-    return max(0.0, 1 - exposed / transfer) if transfer > 0 else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -124,10 +126,99 @@ def test_a_start_that_a_signal_ended_is_tried_again(
     assert done.stdout.count("once more") == min(failures, 2)
 
 
+def stub(path: Path, text: str) -> str:
+    """A command of this name for a script; the PATH with it."""
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+    return f"{path.parent}:{os.environ['PATH']}"
+
+
+def test_bad_input_ends_the_job_at_once(tmp_path: Path) -> None:
+    """Found by one process before any task starts, or by the first run; not once a size."""
+    stub(tmp_path / "srun", 'echo "srun $*"')
+    given = {"SLURM_NTASKS": "4", "SLURM_TASKS_PER_NODE": "4", "HPC_OLDSGD_SIZES": "2 4"}
+    given["PATH"] = stub(tmp_path / "python", 'echo "$*"; exit 2')
+    for name in ("scaling_ring", "train", "gpt2_wikitext2"):
+        done = bash(f"source {JOBS}/{name}.slurm --seed 1", tmp_path, **given)
+        assert done.returncode == 2 and "srun" not in done.stdout, name
+        assert done.stdout.count("hpc_oldsgd.train") == 1, name
+        agents = "2 4" if name == "scaling_ring" else "4"
+        assert f"--check-agents {agents} --check" in done.stdout, name
+    script = f"source {JOBS}/env.sh; once a python x; once b python x"
+    done = bash(script, tmp_path, **given)
+    assert done.returncode == 2 and done.stdout.count("--out") == 1
+    assert "nothing more is started" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("does", "preempted", "requeued"),
+    [("", "", False), ("", "PreemptTime=2026-01-01", True),
+     ("mkdir -p out/checkpoints/round-5; touch out/checkpoints/round-5/manifest.json", "", True)],
+)  # fmt: skip
+def test_a_start_that_adds_no_checkpoint_is_the_last(
+    does: str, preempted: str, requeued: bool, tmp_path: Path
+) -> None:
+    """Else a job whose warning comes too early would be requeued for ever."""
+    path = stub(tmp_path / "scontrol", f'echo "scontrol $*"; echo {preempted}')
+    (tmp_path / "out" / "checkpoints" / "round-0").mkdir(parents=True)
+    (tmp_path / "out" / "checkpoints" / "round-0" / "manifest.json").touch()
+    stub(tmp_path / "work", f"{does}\nexit 75")
+    script = f"source {JOBS}/env.sh; resumable work --out out; exit $code"
+    done = bash(script, tmp_path, PATH=path)
+    assert ("scontrol requeue 7" in done.stdout) == requeued
+    assert done.returncode == (75 if requeued else 2)
+    assert ("goes on from its checkpoint" in done.stdout) == bool(does)
+    assert requeued or "before it added a checkpoint: the job is not requeued" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("limit", "warning", "refused"),
+    [("2:00", "", True), ("2:01", "", False), ("1:00", "30", False), ("1-00:00:00", "", False),
+     ("08:09:00", "", False), ("UNLIMITED", "", False), ("30", "", True)],
+)  # fmt: skip
+def test_a_limit_that_is_no_longer_than_the_warning_is_refused(
+    limit: str, warning: str, refused: bool, tmp_path: Path
+) -> None:
+    given = {"PATH": stub(tmp_path / "squeue", f"echo {limit}"), "HPC_OLDSGD_WARNING": warning}
+    stub(tmp_path / "python", "exit 9")
+    done = bash(f"source {JOBS}/train.slurm", tmp_path, **given)
+    assert done.returncode == (2 if refused else 9)
+    assert ("is not longer than the 120 s of warning" in done.stderr) == refused
+
+
 def test_what_the_program_itself_ends_is_not_tried_again(tmp_path: Path) -> None:
     script = f"source {JOBS}/env.sh; resumable bash -c 'echo begins; exit 4'; exit $code"
     done = bash(script, tmp_path)
     assert done.returncode == 4 and done.stdout.count("begins") == 1
+
+
+@pytest.mark.parametrize(
+    ("parent", "ends", "cancels"),
+    [("slurmstepd", "os.kill(os.getpid(), 9)", True), ("slurmstepd", "sys.exit(2)", False),
+     ("slurmstepd", "sys.exit(3)", False), ("slurmstepd", "1 / 0", False),
+     ("mpirun", "os.kill(os.getpid(), 9)", False)],
+)  # fmt: skip
+def test_a_killed_rank_ends_its_step(parent: str, ends: str, cancels: bool, tmp_path: Path) -> None:
+    """One that ends by itself, whatever its exit code, does not."""
+    path = stub(tmp_path / "scancel", f'echo "$*" >{tmp_path}/cancelled')
+    (tmp_path / parent).symlink_to("/bin/bash")  # its name, as the rank sees its parent
+    module = ROOT / "hpc_oldsgd" / "launch" / "dead_rank.py"
+    code = f"import os, sys, runpy; runpy.run_path({str(module)!r})['watch'](); {ends}"
+    given = {"SLURM_STEP_ID": "3", "PATH": path, "CODE": code}
+    bash(
+        f"{tmp_path / parent} -c '{sys.executable} -c \"$CODE\"; wait'; sleep 0.2",
+        tmp_path,
+        **given,
+    )
+    told = tmp_path / "cancelled"
+    if cancels:
+        for _ in range(300):
+            if told.exists() and told.read_text():
+                break
+            time.sleep(0.1)
+        assert told.read_text() == "--signal=KILL 7.3\n"
+    else:
+        assert not told.exists()
 
 
 @pytest.mark.parametrize("name", ["HPC_OLDSGD_RESTARTS", "HPC_OLDSGD_RETRIES"])

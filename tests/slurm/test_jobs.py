@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpc_oldsgd import algorithms
-from support import ROOT
+from support import PYTHONPATH, ROOT
 from support.data_files import write_bpe, write_wikitext
 from support.slurm_cluster import Cluster
 
@@ -56,7 +56,11 @@ def test_scaling_ring_up_to_32_ranks(cluster: Cluster, tmp_path: Path) -> None:
     rows = table(folder / "scaling.csv")
     assert [row["agents"] for row in rows] == ["2", "32"]
     assert {row["against"] for row in rows} == {"2 agents"}
-    assert (folder / "iteration-logistic-iid-wall.png").stat().st_size > 10_000
+    summary = json.loads((folder / "n32" / "summary.json").read_text())
+    for key in ("step_s", "samples_per_s", "hidden"):  # a table's number is the run's number
+        assert float(rows[1][key]) == summary[key]
+    for name in ("iteration", "scaling"):
+        assert (folder / f"{name}-logistic-iid-wall.png").stat().st_size > 10_000
     assert "| 32 |" in (folder / "report.md").read_text()
 
 
@@ -84,6 +88,36 @@ def test_the_programs_own_exit_code_comes_through_srun(cluster: Cluster, tmp_pat
     assert "once more" not in log and log.count("near iteration") == 1, log
     shown = cluster.command("scontrol", "show", "job", job.number)
     assert " ExitCode=3:0\n" in shown, shown
+
+
+def test_bad_input_costs_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    """No data: one line, and no task of the 32 has started."""
+    job = cluster.sbatch(tmp_path, JOBS / "scaling_ring.slurm", HPC_OLDSGD_DATA=str(tmp_path))
+    log = job.wait("FAILED")
+    assert log.count("hpc_oldsgd.train: ") == 1 and "one world" not in log, log
+    assert " ExitCode=2:0\n" in cluster.command("scontrol", "show", "job", job.number)
+    job = cluster.sbatch(tmp_path, "--time=1", "--ntasks=1", JOBS / "train.slurm", *SMALL)
+    assert "1:00 is not longer than the 120 s of warning before it" in job.wait("FAILED")
+
+
+KILL = "for p in /proc/[0-9]*; do grep -qzx SLURM_PROCID=1 $p/environ 2>/dev/null && "
+KILL += "grep -qa hpc_oldsgd.train $p/cmdline && kill -9 ${p#/proc/}; done; true"
+
+
+def test_a_killed_rank_ends_its_step_in_seconds(cluster: Cluster, tmp_path: Path) -> None:
+    """srun alone would leave the others waiting for a minute."""
+    out = tmp_path / "out"
+    job = cluster.sbatch(
+        tmp_path, "--nodes=2", "--ntasks=2", JOBS / "train.slurm", "--task", "logistic",
+        "--iterations", "2000", "--out", str(out), HPC_OLDSGD_RETRIES="1",
+        PYTHONPATH=f"{Path(__file__).parent / 'hold'}:{PYTHONPATH}",
+    )  # fmt: skip
+    rows = out / "metrics.jsonl"
+    job.until("row", lambda: rows.exists() and rows.read_text().count("\n") >= 3)
+    cluster.command("bash", "-c", KILL)
+    job.until("second try", lambda: "once more" in job.log, limit_s=30)
+    cluster.command("scancel", job.number)
+    job.wait("CANCELLED")
 
 
 def test_a_size_that_does_not_fit_is_found_first(cluster: Cluster, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from ...errors import NeighbourTimeout, UserError
+from ...launch import dead_rank
 from .collectives import clock_offset, gather_text
 
 T = TypeVar("T")
@@ -106,6 +107,7 @@ def explained_by_death(error: BaseException) -> str:
 def end_job(comm: MPI.Comm, message: str, code: int) -> None:
     """Print why, then end every rank. Does not return."""
     _print_last(message)
+    dead_rank.ended()
     comm.Abort(code)
 
 

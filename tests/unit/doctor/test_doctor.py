@@ -14,6 +14,7 @@ import torch
 from hpc_oldsgd import topology
 from hpc_oldsgd.doctor import examine, findings, findings_network, links, machine, network, report
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.launch import launcher
 
 Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -198,8 +199,9 @@ def test_progress_and_mpi() -> None:
 
 def test_advice() -> None:
     ring = topology.from_name("ring", 4)
-    found = {
-        "progress": {"modes": [{"mode": "thread", "round_s": 1.0}], "t_c": 0.1, "bytes": 10**6}
+    found: dict[str, Any] = {
+        "progress": {"modes": [{"mode": "thread", "round_s": 1.0}], "t_c": 0.1, "bytes": 10**6},
+        "machines": [rank()] * 4,
     }
 
     def asked(model_bytes: int, grad_seconds: float) -> dict[str, Any]:
@@ -213,6 +215,38 @@ def test_advice() -> None:
     assert half["command"].endswith("--topology ring --progress thread --wire bf16 --tau 6")
     far = said(findings_network.of_advice(asked(10**9, 0.1), 64))
     assert "tau = 64 does not hide it" in far["network-too-slow"]
+
+
+def test_advice_does_not_rest_on_what_the_doctor_calls_spoilt() -> None:
+    """A busy host made nobody's help look best; the same report says that it is busy."""
+    modes = [
+        {"mode": "none", "round_s": 1.0, "hidden": 0.95, "exposed_s": 0.3, "cpu_s": 0.1},
+        {"mode": "thread", "round_s": 1.4, "hidden": 0.5, "exposed_s": 0.7, "cpu_s": 0.9},
+    ]
+    found: dict[str, Any] = {
+        "progress": {"modes": modes, "t_c": 0.1, "bytes": 10**6}, "machines": [rank()] * 2,
+        "clock_offsets_s": [0.0, 0.0], "model_bytes": 10**6, "links": [], "network": {},
+    }  # fmt: skip
+    pair = topology.from_name("ring", 2)
+
+    def names() -> set[str]:
+        found["advice"] = examine.advice(found, pair, examine.Options(model_bytes=10**6))
+        return {one.name for one in examine.warnings(found, pair)}
+
+    assert names() == set() and found["advice"]["progress"] == "none"
+    found["machines"] = [rank(load=30.0)] * 2
+    assert names() == {"busy"} and found["advice"]["progress"] == "thread"
+    assert found["advice"]["reason"].endswith("ask again when it is quiet")
+    found["machines"] = [rank()] * 2
+    modes[0]["hidden"] = 0.2  # messages that do not move by themselves need somebody
+    assert "not-hidden" in names() and found["advice"]["progress"] == "thread"
+
+
+def test_advice_inside_a_slurm_job_is_a_slurm_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert launcher.start_of_run(4) == "mpirun -n 4 python -m hpc_oldsgd.train"
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert launcher.start_of_run(4) == "sbatch --ntasks=4 jobs/train.slurm"
 
 
 @pytest.mark.parametrize("bad", [{"model_bytes": 3}, {"grad_seconds": 0}, {"grad_seconds": -1.0}])

@@ -12,13 +12,15 @@ import pytest
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import folder as run_folder
 from hpc_oldsgd.study.collect import Options, main
+from support.runs import simulated
 
 
 def write_run(
     path: Path, accuracy: list[float], seconds: float, n: int = 2, name: str = "oldsgd",
-    tau: int = 5, ended: bool = True, alpha: float = 0.1, P: int = 1, **options: Any,
+    tau: int = 5, ended: bool = True, alpha: float = 0.1, P: int = 1, measuring: float = 0.0,
+    **options: Any,
 ) -> None:  # fmt: skip
-    """One row every `seconds`."""
+    """One row every `seconds`, of which `measuring` are spent on the row itself."""
     path.mkdir(parents=True)
     folder = run_folder.RunFolder(path)
     folder.write(
@@ -32,8 +34,9 @@ def write_run(
     )  # fmt: skip
     for k, value in enumerate(accuracy, 1):
         folder.row({"round": k, "iteration": 5 * k, "time": k * seconds, "train_loss": 1 - value,
-                    "test_accuracy": value, "consensus": 0.1, "step_s": 0.1,
-                    "hidden": 0.5})  # fmt: skip
+                    "test_accuracy": value, "consensus": 0.1, "step_s": (seconds - measuring) / 5,
+                    "samples_per_s": 40 * n / (seconds - measuring), "transfer": 1.0,
+                    "exposed": 0.5, "hidden": 0.5})  # fmt: skip
     if ended:
         folder.write("summary.json", {"time_unit": "units" if "c" in options else "s"})
     folder.close()
@@ -60,6 +63,36 @@ def test_speedup_over_agents(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert (tmp_path / "time-digits-iid-wall.png").exists()
     assert not (tmp_path / "algorithms.csv").exists()
     assert "| n32 | 32 |" in capsys.readouterr().out
+
+
+def test_weak_and_strong_scaling_without_measuring(tmp_path: Path) -> None:
+    """5 s and 4 s of training a row; what is measured meanwhile takes longer than either."""
+    write_run(tmp_path / "n1", [0.5, 0.7, 0.8, 0.9], 9.0, n=1, measuring=4.0)
+    write_run(tmp_path / "n4", [0.8, 0.9], 12.0, n=4, measuring=8.0)
+    main(Options(tmp_path, target=0.9))
+    one, four = table(tmp_path / "scaling.csv")
+    assert (one["time_to_target"], four["time_to_target"]) == ("36.0", "24.0")
+    assert (one["training_to_target"], four["training_to_target"]) == ("20.0", "8.0")
+    assert (four["speedup"], four["strong_efficiency"]) == ("2.5", "0.625")
+    assert (one["samples_per_s"], four["samples_per_s"]) == ("8.0", "40.0")
+    assert float(four["weak_efficiency"]) == pytest.approx(1.25)
+    text = (tmp_path / "report.md").read_text()
+    assert "against 1 agent," in text and "62.5%" in text and "Weak scaling" in text
+    assert "A dash" not in text
+    assert "![scaling-digits-iid-wall](scaling-digits-iid-wall.png)" in text
+    assert (tmp_path / "scaling-digits-iid-wall.png").stat().st_size > 10_000
+
+
+def test_simulated_runs_scale_by_their_own_clock(tmp_path: Path) -> None:
+    write_run(tmp_path / "n1", [0.5, 0.9], 10.0, n=1, c=1.0)
+    write_run(tmp_path / "n2", [0.5, 0.8], 12.5, n=2, c=1.0)
+    main(Options(tmp_path, target=0.9, figures=False))
+    one, two = table(tmp_path / "scaling.csv")
+    assert (two["weak_efficiency"], two["speedup"], two["samples_per_s"]) == ("0.8", "", "")
+    assert one["training_to_target"] == ""
+    text = (tmp_path / "report.md").read_text()
+    assert "A dash: the run did not reach the target." in text
+    assert "samples per second" not in text and "training_to_target" not in text
 
 
 def test_speedup_where_the_step_size_grows_with_the_agents(tmp_path: Path) -> None:
@@ -132,3 +165,20 @@ def test_nothing_to_collect(tmp_path: Path) -> None:
         main(Options(tmp_path / "none"))
     with pytest.raises(UserError, match="There is no run"):
         main(Options(tmp_path))
+
+
+def test_a_number_in_a_table_is_the_runs_own(tmp_path: Path) -> None:
+    """Of the whole run, as its summary says, and not of its last row."""
+    run = simulated("--task logistic --iterations 24 --tau 2 --agents 3 --eval-every 2 --jitter 0.3"
+                    " --c 3", tmp_path / "run")  # fmt: skip
+    main(Options(tmp_path, figures=False))
+    summary = json.loads((run / "summary.json").read_text())
+    (row,) = table(tmp_path / "runs.csv")
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    for key in ("step_s", "samples_per_s", "hidden"):
+        assert float(row[key]) == summary[key] != last[key], key
+    text = (tmp_path / "report.md").read_text()
+    assert f"{summary['hidden']:.1%}" in text and f"{summary['step_s']:.4g}" in text
+    (run / "summary.json").unlink()  # a run that is still going is summed up in the same way
+    main(Options(tmp_path, figures=False))
+    assert float(table(tmp_path / "runs.csv")[0]["hidden"]) == summary["hidden"]

@@ -1,0 +1,51 @@
+"""What `train` would refuse at its start, found by one process without MPI: train --check."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..launch.launcher import launcher_size
+from ..runtime.flat import check_trainable
+from ..tasks import seed_model
+from ..training.options import TrainOptions
+from . import folder, resume
+from .identity import identity
+from .spec import Spec, check_train, make_topology
+
+
+def check(spec: Spec[TrainOptions]) -> str:
+    """One line about the run that would start. Raises UserError. Writes nothing."""
+    options, task = spec.options, spec.task
+    sizes = options.check_agents or size_of_job()
+    seed_model(options.seed)
+    model = task.model()
+    check_trainable(model)
+    options.make_optimizer(model, spec.alpha)
+    for n in sizes or [1]:
+        for i in range(n):
+            task.shard(i, n, options.partition, options.seed)
+    task.train_sample(options.eval_samples)
+    task.test_set(options.eval_samples)
+    for n in sizes:
+        topology = make_topology(options, n)
+        spec.check(topology)
+        check_train(options, spec.algorithm, topology)
+        own = identity("train", spec, topology, model)
+        plan = resume.make_plan(
+            options, own, n, lambda found: [], lambda text: [text], lambda text: None
+        )
+        folder.check(plan.path, plan.overwrite, resume=plan.here)
+    agents = ", ".join(map(str, sizes)) or "any number (--check-agents N checks the graph too)"
+    d = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return (
+        f"good: {task.name} with {task.count():,} training samples and {d:,} parameters, "
+        f"{spec.algorithm.name}, {options.topology}, agents: {agents}"
+    )
+
+
+def size_of_job() -> Sequence[int]:
+    """As the launcher or Slurm says; nothing on a login node."""
+    tasks = os.environ.get("SLURM_NTASKS", "")
+    n = launcher_size()
+    return [n] if n > 1 else [int(tasks)] if tasks.isdecimal() and int(tasks) else []
