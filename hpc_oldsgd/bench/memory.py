@@ -9,6 +9,7 @@ every open flight, all-reduce buffers, named state). OLDSGD is allowed degree + 
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import gc
 import json
@@ -36,6 +37,7 @@ from ..tasks.base import Split
 from ..training.options import TrainOptions
 
 TAU, ALPHA = 2, 1e-6
+M_MMAP_THRESHOLD = -3  # of malloc.h
 STATE = {"sgd": 0, "momentum": 1, "adamw": 2}  # model-sized buffers of the optimizer
 
 # The mean model and x as it was, for the exact consensus distance; the state while it is written.
@@ -123,6 +125,7 @@ def main(options: Options) -> None:
 
     comm = start_mpi("hpc_oldsgd.bench memory")
     torch.set_num_threads(1)
+    give_back_at_once()
     names = algorithms.names() if "all" in options.algorithm else list(options.algorithm)
     small = dataclasses.replace(options, side=1000)
     _loop_row(small, "metrics")  # what is loaded and opened only once
@@ -139,6 +142,14 @@ def main(options: Options) -> None:
         print(_text(options, comm.size, results))
         if options.json:
             print(json.dumps({"options": dataclasses.asdict(options), "results": results}))
+
+
+def give_back_at_once() -> None:
+    """Freed buffers leave the process, where the C library is glibc: else a row whose buffers are
+    small would be given those of the row before, and seem to need none."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def _row(options: Options, comm: Any, algorithm: Algorithm) -> dict[str, Any]:
@@ -216,11 +227,12 @@ def _fullest(options: Options, meter: Meter, agent: Any, gather: Gather) -> dict
     share = 1 / agent.algorithm.P  # of a model that one flight carries
     flights = len(transport._channels) * (degree + 1) * share * itemsize / 4
     reductions = len(transport._rings) * (1 + 1 / transport.n)
+    state = agent.algorithm.state_dict().values()
     not_counted = 2 + STATE[options.optimizer]  # the model, its gradient
     own = {
         "held": meter.held - not_counted,
         "peak": meter.peak - not_counted,
-        "computed": flights + reductions + len(agent.algorithm.state_dict()),
+        "computed": flights + reductions + sum(t.numel() for t in state) / agent.x.numel(),
         "degree": degree,
     }
     if transport.streams is not None:  # copies of every stream, and messages
