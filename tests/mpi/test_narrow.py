@@ -41,6 +41,10 @@ def check(comm: MPI.Comm, algorithm: Any, bits: int, graph: str = "ring", **more
         assert torch.equal(x, X[comm.rank]), f"step {t}"
 
 
+if MPI.COMM_WORLD.size != 3:
+    ALGORITHMS = ALGORITHMS[1:5:3]
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS, ids=str)
 def test_every_algorithm_is_the_simulators(comm: MPI.Comm, algorithm: Any) -> None:
     """Of a model with BatchNorm, whose statistics travel in full."""
@@ -201,9 +205,10 @@ def test_an_agents_state_goes_on_bit_for_bit(
 SHORT = "--task logistic --iterations 24 --tau 2 --eval-every 3 --checkpoint-every 2 --wire int4"
 
 
-@pytest.mark.parametrize("name", ["oldsgd --fragments 2", "kgt", "oldsgd"])
+@pytest.mark.max_ranks(3)
+@pytest.mark.parametrize("name", ["oldsgd", "kgt"] if MPI.COMM_WORLD.size == 3 else ["oldsgd"])
 def test_a_run_stopped_and_resumed(comm: MPI.Comm, mpi_tmp_path: Path, name: str) -> None:
-    words = f"{SHORT} --algorithm {name}"
+    words = f"{SHORT} --algorithm {name}" + " --fragments 2" * (comm.size == 2)
     trained(words, mpi_tmp_path / "whole")
     with pytest.raises(Stopped):
         trained(words, mpi_tmp_path / "cut", AskOnce(5) if comm.rank == 0 else None)
