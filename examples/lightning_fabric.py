@@ -43,14 +43,14 @@ own = args.checkpoint / f"rank-{rank}"
 with Agent(model, inner, OLDSGD(tau=5), topology="ring") as agent:
     scheduler = torch.optim.lr_scheduler.StepLR(inner, 10, 0.9)
     model, optimizer = fabric.setup(model, agent.as_optimizer())
-    loader = fabric.setup_dataloaders(loader, use_distributed_sampler=False)
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "epoch": 0}
     saved = newest(own, "epoch-*.ckpt")
     if saved:
         fabric.load(saved, state)
     for epoch in range(state["epoch"], args.epochs):
-        sampler.set_epoch(epoch)
-        for k, (images, labels) in enumerate(loader):
+        sampler.set_epoch(epoch)  # a loader set up by Fabric would count from 0 after a resume
+        for k, batch in enumerate(loader):
+            images, labels = fabric.to_device(batch)
             loss = nn.functional.cross_entropy(model(images), labels)
             fabric.backward(loss / 2)
             if k % 2:  # the gradient of two batches
