@@ -195,12 +195,12 @@ resumable() { # COMMAND...
   local left=$HPC_OLDSGD_RETRIES before now
   while :; do
     before=$(saved "$@")
-    [[ -z $asked ]] || requeue
+    [[ -z $asked ]] || go_on_later
     run "$@"
     now=$(saved "$@")
     if ((code == 0 || code == 3)) || [[ $now != "$before" || $now == unknown ]]; then added=1; fi
     if ((code == 75)) || { [[ -n $asked ]] && ((code > 128)); }; then
-      requeue
+      go_on_later
     fi
     # Nobody asked to stop: the start of MPI sometimes fails by chance (docs/troubleshooting.md).
     ((code > 128 && left-- > 0)) || break
@@ -209,15 +209,19 @@ resumable() { # COMMAND...
   done
 }
 
+# A job that is preempted may have had no time. Any other would come no further the next time either.
+go_on_later() {
+  [[ -n $added || $(scontrol show job "$SLURM_JOB_ID" 2>/dev/null) =~ PreemptTime=[0-9] ]] ||
+    fail "stopped $SECONDS s after its start, with a time limit of $(time_limit || echo '?'), before it added a" \
+      "checkpoint: the job is not requeued. Submit it again with the same folder and a longer sbatch --time"
+  requeue
+}
+
 requeue() {
   ((${SLURM_RESTART_COUNT:-0} < HPC_OLDSGD_RESTARTS)) || fail "requeued $SLURM_RESTART_COUNT times: giving up"
   local job=$SLURM_JOB_ID
   # One member of an array has the array's own number, which would requeue all members.
   [[ ${SLURM_ARRAY_JOB_ID:-} != "$job" ]] || job+=_$SLURM_ARRAY_TASK_ID
-  # A job that is preempted may have had no time. Any other would come no further the next time either.
-  [[ -n $added || $(scontrol show job "$job" 2>/dev/null) =~ PreemptTime=[0-9] ]] ||
-    fail "stopped $SECONDS s after its start, with a time limit of $(time_limit || echo '?'), before it added a" \
-      "checkpoint: the job is not requeued. Submit it again with the same folder and a longer sbatch --time"
   say "stopped: the job is requeued${added:+ and goes on from its checkpoint}"
   scontrol requeue "$job" || fail "the job cannot be requeued here: submit it again with the same folder"
   exit 75
