@@ -37,7 +37,7 @@ from .job import stop_all
 from .lives import Ward
 
 LOG = "chaos.jsonl"
-JOB_S = 400.0  # MPI's own start has a limit of a minute, and the machine may be busy
+JOB_S = 900.0  # without a sign of life; the limit on MPI's start is --timeout, 600 s
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ def draw(chance: random.Random, start_s: float) -> list[Fault]:
         for _ in range(chance.randint(3, 9)):
             before = order[: order.index(drawn[0][1]) + 1]
             drawn.insert(0, (chance.choice(PASSING), chance.choice(before)))
-    return [_fault(chance, kind, phase, start_s) for kind, phase in drawn]
+    made = [_fault(chance, kind, phase, start_s) for kind, phase in drawn]
+    return sorted(made, key=lambda fault: order.index(fault.phase))
 
 
 def _fault(chance: random.Random, kind: str, phase: str, start_s: float) -> Fault:

@@ -29,12 +29,22 @@ def stop_all() -> None:
         job.kill()
 
 
-def waited(what: Callable[[], object], limit_s: float, poll_s: float = POLL_S) -> bool:
-    """Whether it came true. A pause of this process itself counts for a second at most."""
-    left = limit_s
+def waited(
+    what: Callable[[], object],
+    limit_s: float,
+    poll_s: float = POLL_S,
+    sign: Callable[[], object] = lambda: None,
+) -> bool:
+    """Whether it came true. A pause of this process itself counts for a second at most.
+
+    Whenever the `sign` of life is another one, the time starts again.
+    """
+    left, seen = limit_s, sign()
     while not what():
         start = time.monotonic()
         time.sleep(poll_s)
+        if (now := sign()) != seen:
+            left, seen = limit_s, now
         left -= min(time.monotonic() - start, 1.0)
         if left < 0:
             return bool(what())
@@ -102,10 +112,19 @@ class Job:
                     return pid
         return None
 
-    def ended(self, limit_s: float) -> bool:
-        """Wait for the launcher and for every process of the job; kill what is left."""
-        in_time = waited(lambda: self.code is not None, limit_s, 0.02)
-        in_time = in_time and waited(lambda: not self.processes(), limit_s, 0.1)
+    def ended(self, limit_s: float, run: Path) -> bool:
+        """Wait for the launcher and for every process of the job; kill what is left.
+
+        The limit is on the time in which neither the job says nor the run writes anything: on a
+        busy machine a job may take long.
+        """
+
+        def sign() -> object:
+            files = (self.said, run / "metrics.jsonl", run / "checkpoints")
+            return [file.stat().st_mtime_ns for file in files if file.exists()]
+
+        in_time = waited(lambda: self.code is not None, limit_s, 0.05, sign)
+        in_time = in_time and waited(lambda: not self.processes(), limit_s, 0.2, sign)
         self.kill()
         return in_time
 

@@ -65,7 +65,7 @@ class Ward:
             watch = faults.Watch(run, 0)
             waited(lambda: job.code is not None or watch.reached("begun"), self.limit_s)
             start_s = time.monotonic() - start
-            in_time = job.ended(self.limit_s)
+            in_time = job.ended(self.limit_s, run)
         finally:
             job.kill()
         if job.code == 3:
@@ -121,7 +121,7 @@ class Ward:
         before = damage.contents(run)
         job = self.start(run, *SHORT_TIMEOUT, last=last)
         try:
-            in_time = job.ended(self.limit_s)
+            in_time = job.ended(self.limit_s, run)
         finally:
             job.kill()
         life.codes.append(job.code)
@@ -153,7 +153,7 @@ class Ward:
             for fault in planned:
                 if not striker.strike(fault):
                     break
-            in_time = [job.ended(self.limit_s) for job in jobs]
+            in_time = [job.ended(self.limit_s, run) for job in jobs]
         finally:
             for job in jobs:
                 job.kill()

@@ -20,9 +20,9 @@ from support.runs import SHORT, simulated
 
 
 def test_drawn_runs_are_seeded_and_know_every_wire() -> None:
-    drawn = [cases.draw(random.Random(f"a{k}")) for k in range(6)]
-    assert drawn == [cases.draw(random.Random(f"a{k}")) for k in range(6)]
-    assert len(set(drawn)) == 6 and {"same", "fp32", "bf16", "fp16"} <= set(cases.wires())
+    drawn = [cases.draw(random.Random(f"a{k}")) for k in range(3)]
+    assert drawn == [cases.draw(random.Random(f"a{k}")) for k in range(3)]
+    assert len(set(drawn)) == 3 and {"same", "fp32", "bf16", "fp16"} <= set(cases.wires())
 
 
 def test_faults_come_in_order_and_the_last_may_end_the_job() -> None:
