@@ -50,7 +50,7 @@ def main(options: Options) -> None:
         text = [f"{setting(some[0])}; tau = {options.tau}.", *study.state(some)]
         table = [line(cell, run, options) for cell, run in begun]
         name = partition.replace(":", "")
-        drawn = draw(begun, options, study.out / name)
+        drawn = draw(begun, [cell.row for cell in some], options, study.out / name)
         sections.append(Section(partition, text, table, f"final-{name}", drawn))
     said = [
         "The paper shows these curves and no numbers of them. It finds that overlapping LED and "
@@ -84,10 +84,12 @@ def line(cell: Cell, run: Run, options: Options) -> Record:
     }
 
 
-def draw(begun: Sequence[tuple[Cell, Run]], options: Options, stem: Path) -> list[Path]:
+def draw(
+    begun: Sequence[tuple[Cell, Run]], order: list[str], options: Options, stem: Path
+) -> list[Path]:
+    """Each row of the study with a look of its own, also where another one's run is missing."""
     if not begun or not style.available():
         return []
-    order = list(dict.fromkeys([*rows.every(), *(cell.row for cell, _ in begun)]))
     named = [(cell, to_draw(run, cell.row, order.index(cell.row))) for cell, run in begun]
     plain = [run for _, run in named]
     title = labels.title(plain)
