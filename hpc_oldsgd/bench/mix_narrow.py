@@ -19,17 +19,23 @@ Call = tuple[str, str, int, Callable[[], Any]]
 
 @dataclass
 class Message:
-    """A message, and its parts as torch sees them."""
+    """A message, and its parts once more, each in memory of its own as torch.compile wants them."""
 
     whole: Tensor
     codes: Tensor  # int8, one or two codes each
     scales: Tensor  # bf16, a column
 
     @classmethod
-    def of(cls, n: int, bits: int) -> Message:
-        whole, at = torch.zeros(ops.message_bytes(n, bits), dtype=torch.uint8), code_bytes(n, bits)
-        codes = whole[: (n * bits + 7) // 8].view(torch.int8)
-        return cls(whole, codes, whole[at:].view(SCALE).unsqueeze(1))
+    def of(cls, difference: Tensor, bits: int) -> Message:
+        n = difference.numel()
+        whole = torch.zeros(ops.message_bytes(n, bits), dtype=torch.uint8)
+        ops.encode(difference, torch.zeros_like(difference), whole, bits)
+        return cls(whole, *parts(whole, n, bits))
+
+
+def parts(message: Tensor, n: int, bits: int) -> tuple[Tensor, Tensor]:
+    codes = message[: (n * bits + 7) // 8].clone().view(torch.int8)
+    return codes, message[code_bytes(n, bits) :].clone().view(SCALE).unsqueeze(1)
 
 
 class NarrowBuffers:
@@ -40,13 +46,11 @@ class NarrowBuffers:
         self.w = [1.0 / (degree + 1)] * (degree + 1)
         self.x, self.z = torch.randn(n).to(model), torch.randn(n).to(model)
         self.copies = [torch.randn(n).to(model) for _ in range(degree)]
-        self.messages = [Message.of(n, bits) for _ in range(degree)]
-        self.next = Message.of(n, bits)
+        self.messages = [Message.of(torch.randn(n).to(model), bits) for _ in range(degree)]
+        self.next = Message.of(torch.zeros_like(self.x), bits)
         self.spare = torch.zeros(-(-n // BLOCK) * BLOCK, dtype=model)
         self.models = n * model.itemsize
         self.out = torch.empty_like(self.x)
-        for message in self.messages:  # real differences, so that decoded numbers stay small
-            ops.encode(torch.randn(n).to(model), torch.zeros_like(self.x), message.whole, bits)
 
     def calls(self, compile: bool) -> list[Call]:
         x, z, near, w, bits = self.x, self.z, self.copies, self.w, self.bits
