@@ -13,7 +13,7 @@ from ...checkpoints.store import Checkpoint
 from ...errors import UserError
 
 WALL = {
-    "time", "step_s", "samples_per_s", "eval_s", "transfer", "exposed", "hidden", "seconds",
+    "time", "step_s", "samples_per_s", "training_s", "eval_s", "transfer", "exposed", "hidden", "seconds",
     "elapsed",
 }  # fmt: skip
 """Measured with a clock: no two runs share them."""

@@ -18,6 +18,8 @@ from hpc_oldsgd.errors import UserError
 from support import runs
 from support.runs import SHORT, simulated
 
+RUN = f"{SHORT} --keep 3 --threads 1"  # fixtures of a module are made before a test is told so
+
 
 def test_drawn_runs_are_seeded_and_know_every_wire() -> None:
     drawn = [cases.draw(random.Random(f"a{k}")) for k in range(3)]
@@ -39,20 +41,20 @@ def test_faults_come_in_order_and_the_last_may_end_the_job() -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return simulated(f"{SHORT} --keep 3", tmp_path_factory.mktemp("chaos") / "whole")
+    return simulated(RUN, tmp_path_factory.mktemp("chaos") / "whole")
 
 
 @pytest.fixture(scope="module")
 def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("chaos") / "broken"
-    runs.crash(f"{SHORT} --keep 3", run, after=24)
+    runs.crash(RUN, run, after=24)
     return run
 
 
 def test_one_bit_is_a_difference(whole: Path, tmp_path: Path) -> None:
-    same = simulated(f"{SHORT} --keep 3", tmp_path / "same")
+    same = simulated(RUN, tmp_path / "same")
     assert difference(whole, same) == ""
-    other = simulated(f"{SHORT} --keep 3 --alpha 0.0100001", tmp_path / "other")
+    other = simulated(f"{RUN} --alpha 0.0100001", tmp_path / "other")
     assert difference(whole, other).startswith("rank 0 has another state.runner.x")
     lines = (same / "metrics.jsonl").read_text().splitlines()
     (same / "metrics.jsonl").write_text("\n".join(lines[1:]) + "\n")
@@ -69,7 +71,7 @@ def test_one_bit_is_a_difference(whole: Path, tmp_path: Path) -> None:
 def test_damage_costs_no_bit(whole: Path, broken: Path, tmp_path: Path, kind: str) -> None:
     run = shutil.copytree(broken, tmp_path / "run")
     assert damage.harm(run, kind, random.Random(3)), kind
-    simulated(f"{SHORT} --keep 3 --resume auto", run)
+    simulated(f"{RUN} --resume auto", run)
     assert difference(whole, run, rows_lost=kind.startswith("metrics-")) == ""
 
 
@@ -82,10 +84,10 @@ def test_damage_that_is_refused_can_be_undone(
     before = damage.contents(run)
     assert undo is not None and before
     with pytest.raises(UserError):
-        simulated(f"{SHORT} --keep 3 --resume auto", run)
+        simulated(f"{RUN} --resume auto", run)
     assert damage.contents(run) == before
     undo()
-    simulated(f"{SHORT} --keep 3 --resume auto", run)
+    simulated(f"{RUN} --resume auto", run)
     assert difference(whole, run) == ""
 
 
