@@ -196,7 +196,9 @@ def test_nobody_is_late_while_the_agent_computes(comm, way):
     x = rows(n, D)[i]
     flight = transport.exchange(x, 0)
     comm.Barrier()  # the others' computation
-    while not flight.done():  # however busy the machine is
+    if transport.progress == "none":  # nothing moves before the wait, which may then take long
+        transport.timeout_s = 60.0
+    while transport.progress != "none" and not flight.done():  # however busy the machine is
         transport.poll()
         time.sleep(0.001)
     flight.mix_into(x)

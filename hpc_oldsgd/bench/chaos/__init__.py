@@ -33,7 +33,7 @@ from ...cli.fields import at_least
 from ...errors import UserError
 from ...files import lock
 from . import cases
-from .job import stop_all
+from .job import check_not_stopped, stop_all
 from .lives import Ward
 
 LOG = "chaos.jsonl"
@@ -97,6 +97,7 @@ def run(options: Options, mpirun: str) -> list[dict[str, Any]]:
                 case = cases.draw(chance)
             for life in _case(options, mpirun, k, case, chance, min(options.per_run, left())):
                 with one_at_a_time:
+                    check_not_stopped()  # by an error of another worker: jobs were killed
                     lives.append({"seed": options.seed, "case": k, **life})
                     with log.open("a") as file:
                         file.write(json.dumps(lives[-1]) + "\n")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,14 +131,15 @@ def refuse(run: Path, kind: str, chance: random.Random) -> Undo | None:
             kept.rename(path)
 
         return put_back
-    shutil.copytree(run, kept)
+    whole: dict[Path, bytes] = {}
     for each in found:
-        damaged = chance.choice([each / MANIFEST, *each.glob("rank-*")])
+        damaged = chance.choice([each / MANIFEST, *filter(Path.is_file, each.glob("rank-*"))])
+        whole[damaged] = damaged.read_bytes()
         flip(damaged, chance)
 
     def restore() -> None:
-        shutil.rmtree(run)
-        kept.rename(run)
+        for path, content in whole.items():
+            path.write_bytes(content)
 
     return restore
 

@@ -122,16 +122,14 @@ class Striker:
         self.struck: list[dict[str, Any]] = []
         self._undo: list[Callable[[], None]] = []
 
-    def strike(self, fault: Fault) -> bool:
-        """Whether the job was still there to be struck."""
+    def strike(self, fault: Fault) -> None:
+        """Unless the job has ended, or there is nothing to strike any more."""
         job = self.job
         waited(lambda: job.code is not None or self.watch.reached(fault.phase), self.limit_s)
         waited(lambda: job.code is not None, fault.delay_s)
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             if job.code is None and self._act(fault):
                 self.struck.append({"kind": fault.kind, "phase": fault.phase})
-                return True
-        return False
 
     def undo(self) -> None:
         while self._undo:

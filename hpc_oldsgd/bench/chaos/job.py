@@ -22,6 +22,11 @@ _running: set[Job] = set()
 _stopped = threading.Event()
 
 
+def check_not_stopped() -> None:
+    if _stopped.is_set():
+        raise KeyboardInterrupt
+
+
 def stop_all() -> None:
     """No job runs any more, and none starts."""
     _stopped.set()
@@ -57,8 +62,7 @@ class Job:
     def __init__(
         self, mpirun: str, programs: Sequence[tuple[int, Sequence[str]]], said: Path
     ) -> None:
-        if _stopped.is_set():
-            raise KeyboardInterrupt
+        check_not_stopped()
         self.mark = f"{os.getpid()}.{next(_numbers)}"
         self.said = said
         groups = [["-n", str(n), sys.executable, *words] for n, words in programs]
