@@ -103,7 +103,7 @@ class Agent(AgentRunner, metaclass=_UsersView):
         if self.n > 1:
             from ..transport.mpi import Notices
 
-            self._notices = Notices(self.transport.comm)
+            self._notices = Notices(self.transport.comm, self.transport.count_open)
             self.transport.look = self._notices.look
 
     def __repr__(self) -> str:

@@ -208,6 +208,25 @@ def test_what_one_rank_does_alone_is_said_at_once(job, said):
     assert "Traceback" not in result.stderr
 
 
+def test_a_rank_ends_before_its_last_message_has_left(job):
+    """On a busy machine the thread that sends it may get no turn; here it never does."""
+    result = job(
+        2,
+        """
+        for k in range(3):
+            step()
+        if rank == 1:
+            from types import SimpleNamespace
+            agent.transport.engine.submit = lambda *a: SimpleNamespace(done=False, exception=None)
+        for k in range(1 if rank == 1 else 100):
+            step()
+        """,
+    )
+    assert result.returncode == 2
+    said = "hpc_oldsgd: rank 1 came to the end of its script after 4 steps, while rank 0 trains on"
+    assert said in result.stderr and "Traceback" not in result.stderr, result.stderr
+
+
 def test_notices_that_come_late_mean_nothing(job):
     """Rank 1 waits in mean() for a while, since rank 0 is slow: all is well, here and later."""
     result = job(

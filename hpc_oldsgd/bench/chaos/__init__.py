@@ -13,7 +13,6 @@ Which faults meet which run follows from --seed; at which step they strike, from
 from __future__ import annotations
 
 import collections
-import contextlib
 import itertools
 import json
 import random
@@ -23,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -64,8 +63,7 @@ class Options:
 
 
 def main(options: Options) -> int:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)  # so that no process is left behind
+    signal.signal(signal.SIGTERM, _interrupt)  # so that no process is left behind
     options.out.mkdir(parents=True, exist_ok=True)
     with lock(options.out / ".chaos.lock"):
         lives = run(options, launcher(options.mpirun))
@@ -106,7 +104,7 @@ def run(options: Options, mpirun: str) -> list[dict[str, Any]]:
     with ThreadPoolExecutor(options.jobs) as pool:
         workers = [pool.submit(work) for _ in range(options.jobs)]
         try:
-            for worker in workers:
+            for worker in as_completed(workers):
                 worker.result()
         except BaseException:
             stop_all()  # or the others would go on for long
@@ -189,6 +187,6 @@ def launcher(given: str) -> str:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    with contextlib.suppress(ValueError):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(number, signal.SIG_IGN)
+    print("ended by a signal", flush=True)
     raise KeyboardInterrupt

@@ -72,6 +72,7 @@ class Job:
                 [*shlex.split(mpirun), *words],
                 env={"OMP_NUM_THREADS": "1", **os.environ, MARK: self.mark},
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                start_new_session=True,  # what it does to its process group is not done to us
             )  # fmt: skip
         _running.add(self)
 

@@ -212,6 +212,10 @@ class MpiTransport(Transport):
 
     # -- inside --------------------------------------------------------------------------------
 
+    def count_open(self) -> int:
+        """Flights that were begun and not waited for."""
+        return len(self._open)
+
     def _check_open(self) -> None:
         if self.closed:
             raise UserError("the agent has finished and sends no more: take mean() before finish()")

@@ -11,7 +11,7 @@ import contextlib
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from mpi4py import MPI
 from ...errors import UserError
 from .collectives import POLL_S
 
+ARRIVES_S = 5.0  # a message that left before its rank ended is here by then
 FINISHED, STOPPED, ENDED, AVERAGES = range(4)
 DOES = {
     FINISHED: "called finish()",
@@ -35,13 +36,17 @@ class Notices:
     `calls` counts the collective calls that this rank has begun, `t` its steps. Both go along.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, open_calls: Callable[[], int] = lambda: 0) -> None:
+        """`open_calls` counts those that this rank has begun and not waited for."""
         self.calls, self.t = 0, 0
+        self._open_calls = open_calls
         self.means: deque[int] = deque(maxlen=1000)
         """Which of the calls were means."""
         self._comm = comm.Dup()
         self._sent: list[Any] = []
         self._heard: dict[int, tuple[int, int, int]] = {}
+        self._never_left: dict[int, tuple[int, float]] = {}
+        """Of ranks that have ended: the calls whose messages may not have left, and since when."""
         self._told = self._in_mean = False
         _open.add(self)
 
@@ -58,7 +63,8 @@ class Notices:
         self.tell(STOPPED if stopped else FINISHED)
 
     def tell(self, what: int) -> None:
-        message = np.array([what, self.calls, self.t], dtype=np.int64)
+        still_open = self._open_calls() if what == ENDED else 0
+        message = np.array([what, self.calls, self.t, still_open], dtype=np.int64)
         others = [j for j in range(self._comm.size) if j != self._comm.rank]
         self._sent += [(self._comm.Isend(message, j), message) for j in others]
 
@@ -70,13 +76,18 @@ class Notices:
         self._receive()
         for j, (what, calls, t) in self._heard.items():
             missed = self.calls >= calls and calls not in self.means
-            if missed if what == AVERAGES else self.calls > calls:
+            if missed if what == AVERAGES else self.calls > self._joined(j, calls):
                 own = "waits in mean()" if self._in_mean else "trains on"
                 raise UserError(
                     f"rank {j} {DOES[what]} after {t} steps, while rank {self._comm.rank} {own} "
                     f"after {self.t} steps: all ranks must make the same calls in the same order; "
                     "if their data differ in length, loop over agent.batches(loader)"
                 )
+
+    def _joined(self, j: int, calls: int) -> int:
+        """The last call of rank j that this rank may wait for."""
+        still_open, since = self._never_left.get(j, (0, 0.0))
+        return calls - still_open if time.perf_counter() - since > ARRIVES_S else calls
 
     def close(self, timeout_s: float | None) -> None:
         """Everybody's last notice has come: nothing is left on the way. Collective."""
@@ -91,11 +102,12 @@ class Notices:
         self._comm.Free()
 
     def _receive(self) -> None:
-        status, message = MPI.Status(), np.zeros(3, dtype=np.int64)
+        status, message = MPI.Status(), np.zeros(4, dtype=np.int64)
         while self._comm.Iprobe(status=status):
             self._comm.Recv(message, status.Get_source())
-            what, calls, t = map(int, message)
+            what, calls, t, still_open = map(int, message)
             self._heard[status.Get_source()] = what, calls, t
+            self._never_left[status.Get_source()] = still_open, time.perf_counter()
 
 
 _open: weakref.WeakSet[Notices] = weakref.WeakSet()
