@@ -13,8 +13,8 @@ from ...checkpoints.store import Checkpoint
 from ...errors import UserError
 
 WALL = {
-    "time", "step_s", "samples_per_s", "training_s", "eval_s", "transfer", "exposed", "hidden", "seconds",
-    "elapsed",
+    "time", "step_s", "samples_per_s", "training_s", "eval_s", "transfer", "exposed", "hidden",
+    "seconds", "elapsed",
 }  # fmt: skip
 """Measured with a clock: no two runs share them."""
 
