@@ -62,16 +62,7 @@ def trajectory(
     `clock_options` (speed, jitter, degree_aware, seed) are those of Clock.
     """
     x0 = np.asarray(x0)
-    if x0.ndim != 2 or x0.dtype not in (np.float32, np.float64):
-        raise UserError(
-            f"x0 must be an (n, d) array of float32 or float64, not {x0.dtype} {x0.shape}"
-        )
-    if not np.isfinite(x0).all():
-        raise UserError("x0 holds values that are not finite")
-    if int(rounds) != rounds or rounds < 0:
-        raise UserError(f"rounds must be a whole number of at least 0, not {rounds}")
-    if not np.isfinite(alpha):
-        raise UserError(f"alpha must be finite, not {alpha:g}")
+    _check(x0, alpha, rounds)
     n, rounds = x0.shape[0], int(rounds)
     algorithm = get(algorithm)() if isinstance(algorithm, str) else algorithm
     topology = topologies.from_name(topology, n) if isinstance(topology, str) else topology
@@ -111,3 +102,16 @@ def trajectory(
         runner.advance(G)
     runner.finish()
     return result
+
+
+def _check(x0: NDArray[Any], alpha: float, rounds: int) -> None:
+    if x0.ndim != 2 or x0.dtype not in (np.float32, np.float64):
+        raise UserError(
+            f"x0 must be an (n, d) array of float32 or float64, not {x0.dtype} {x0.shape}"
+        )
+    if not np.isfinite(x0).all():
+        raise UserError("x0 holds values that are not finite")
+    if int(rounds) != rounds or rounds < 0:
+        raise UserError(f"rounds must be a whole number of at least 0, not {rounds}")
+    if not np.isfinite(alpha):
+        raise UserError(f"alpha must be finite, not {alpha:g}")

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +13,9 @@ import torch
 
 from hpc_oldsgd import ops
 from hpc_oldsgd.ops import reference
-from support import ROOT, mix_inputs
+from support import mix_inputs
 from support.bits import same
+from support.instruction_sets import digest_on
 from support.mix_inputs import PAIR_NAMES, PAIRS, Case
 
 SIZES = (0, 1, 7, 16, 1003, 20_011)
@@ -211,19 +211,7 @@ def digest() -> str:
 @native
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_the_instruction_set_changes_no_bit(isa: str) -> None:
-    code = "import test_bits as t, hpc_oldsgd.ops as o; print(o.build_info()['isa'], t.digest())"
-    path = f"{Path(__file__).parent}:{ROOT / 'tests'}:{ROOT}"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "HPC_OLDSGD_ISA": isa, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    used, found = ran.stdout.split()
-    if used != isa:
-        pytest.skip(f"this machine has no {isa}")
-    assert found == digest()
+    assert digest_on(isa, __file__) == digest()
 
 
 @native

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +11,9 @@ from torch import Tensor
 
 from hpc_oldsgd import ops
 from hpc_oldsgd.ops import narrow_reference as reference
-from support import ROOT, mix_inputs, narrow_inputs
+from support import mix_inputs, narrow_inputs
 from support.bits import same
+from support.instruction_sets import digest_on
 from support.mix_inputs import TYPES
 from support.narrow_inputs import Narrow
 
@@ -277,16 +274,4 @@ def digest() -> str:
 @native
 @pytest.mark.parametrize("isa", ["portable", "avx2"])
 def test_the_instruction_set_changes_no_bit(isa: str) -> None:
-    code = "import test_narrow_bits as t; print(t.ops.build_info()['isa'], t.digest())"
-    path = f"{Path(__file__).parent}:{ROOT / 'tests'}:{ROOT}"
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "HPC_OLDSGD_ISA": isa, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    used, found = ran.stdout.split()
-    if used != isa:
-        pytest.skip(f"this machine has no {isa}")
-    assert found == digest()
+    assert digest_on(isa, __file__) == digest()
