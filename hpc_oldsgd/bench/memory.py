@@ -254,7 +254,8 @@ def _text(options: Options, n: int, results: list[dict[str, Any]]) -> str:
     ]
     for r in results:
         plain = r["algorithm"] in ("oldsgd", f"oldsgd P={r['fragments']}")
-        allowed = f"{(r['degree'] + 1) / r['fragments']:g}" if plain else ""
+        whole = plain and options.wire == "same"  # a narrow wire keeps copies, a 16-bit one less
+        allowed = f"{(r['degree'] + 1) / r['fragments']:g}" if whole else ""
         lines.append(
             f"{r['algorithm']:<24}{r['computed']:>9.2f}{r['held']:>8.2f}{r['peak']:>8.2f}"
             f"{allowed:>9}"
