@@ -1,7 +1,8 @@
 """A limit on MPI_Init and MPI_Finalize, which wait for all ranks and for ever.
 
 They hold Python's interpreter lock, so no thread and no signal handler of this process would run.
-A small process watches instead. It ends when this process does, and ends this process in time.
+A small process watches instead. It ends when this process does, and ends this process in time,
+and at once if the launcher that started this process is gone.
 """
 
 from __future__ import annotations
@@ -12,13 +13,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from .launcher import launcher_rank, launcher_size
+
+START_S = 60.0  # the least; importing torch takes ranks that share cores that long
+
 WATCH = """
-import os, select, signal, sys, time
-seconds, process, message = sys.argv[1:]
-if not select.select([0], [], [], float(seconds))[0]:
+import contextlib, os, select, signal, sys, time
+seconds, process, launcher, message = sys.argv[1:]
+until = time.monotonic() + float(seconds)
+def launched():  # a process whose parent has ended belongs to another one
+    with open(f"/proc/{process}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[1] == launcher
+while time.monotonic() < until and launched():
+    if select.select([0], [], [], min(1.0, max(0.0, until - time.monotonic())))[0]:
+        sys.exit()
+with contextlib.suppress(OSError):  # nobody may be there to read it
     os.write(2, message.encode())
-    time.sleep(0.5)
-    os.kill(int(process), signal.SIGKILL)
+time.sleep(0.5)
+os.kill(int(process), signal.SIGKILL)
 """
 
 
@@ -28,7 +40,8 @@ def arm(seconds: float, message: str) -> tuple[subprocess.Popen[bytes], int]:
     The pipe is a bare number: the interpreter closes files of its own before MPI_Finalize.
     """
     watched, held = os.pipe()
-    words = [sys.executable, "-I", "-S", "-c", WATCH, str(seconds), str(os.getpid()), message]
+    numbers = [str(number) for number in (seconds, os.getpid(), os.getppid())]
+    words = [sys.executable, "-I", "-S", "-c", WATCH, *numbers, message]
     process = subprocess.Popen(words, stdin=watched, stdout=subprocess.DEVNULL)
     os.close(watched)
     return process, held
@@ -42,3 +55,16 @@ def limit(seconds: float, message: str) -> Iterator[None]:
     finally:
         os.close(held)
         watcher.wait()
+
+
+@contextlib.contextmanager
+def limit_start(prog: str, timeout_s: float | None) -> Iterator[None]:
+    """Around the first import of mpi4py.MPI, which calls MPI_Init."""
+    if launcher_size() == 1 or not timeout_s or "mpi4py.MPI" in sys.modules:
+        yield
+        return
+    seconds = max(timeout_s, START_S)
+    waited = f"{prog}: rank {launcher_rank()} has waited {seconds:.0f} s for MPI to start"
+    late = "a rank was not started, is stuck, or has ended; the job ends"
+    with limit(seconds, f"{waited}: {late}\n"):
+        yield

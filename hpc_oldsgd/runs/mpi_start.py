@@ -9,7 +9,6 @@ from ..launch import deadline, shared_memory
 from ..launch.device import local_rank
 from ..launch.launcher import launcher_rank, launcher_size
 
-START_S = 60.0  # the least; importing torch takes ranks that share cores that long
 COMMANDS_S = 600.0  # of commands that have no --timeout
 
 
@@ -20,16 +19,12 @@ def start_mpi(prog: str, timeout_s: float = COMMANDS_S, told: str = "") -> Any:
     """
     if launcher_size() > 1 and local_rank() == 0:
         shared_memory.sweep()  # of jobs that were killed
+    with deadline.limit_start(prog, timeout_s):
+        from ..transport.mpi import world
     if launcher_size() > 1 and timeout_s:
-        who, start_s = f"{prog}: rank {launcher_rank()}", max(timeout_s, START_S)
-        late = "a rank was not started, is stuck, or has ended; the job ends"
-        message = f"{who} has waited {start_s:.0f} s for MPI to start: {late}\n"
-        with deadline.limit(start_s, message):
-            from ..transport.mpi import collectives  # noqa: F401  starts MPI
+        who = f"{prog}: rank {launcher_rank()}"
         atexit.unregister(_limit_end)  # of a run before, in this process
         atexit.register(_limit_end, who, timeout_s, told)
-    from ..transport.mpi import world
-
     return world()
 
 

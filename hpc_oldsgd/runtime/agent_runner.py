@@ -10,6 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..algorithms import Algorithm
 from ..errors import UserError
+from ..launch import deadline
 from ..topology import Topology
 from ..transport.base import Wire
 from ..transport.narrow import Narrow, check_memory
@@ -59,8 +60,8 @@ class AgentRunner(Runner):
         timeout_s: float | None = 600.0,
         **transport_options: Any,
     ) -> None:
-        from ..transport.mpi import MpiTransport, Startup, world
-
+        with deadline.limit_start("Agent", timeout_s):
+            from ..transport.mpi import MpiTransport, Startup, world
         comm = world() if comm is None else comm
         startup = self._startup = Startup(comm, timeout_s)
         algorithm = an_algorithm(algorithm)

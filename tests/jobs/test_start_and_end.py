@@ -21,10 +21,18 @@ SHORT = ["--task", "logistic", "--tau", "2", "--eval-every", "5", "--checkpoint-
 START = """
 import sys
 from hpc_oldsgd import train
-from hpc_oldsgd.runs import mpi_start
-mpi_start.START_S = 1.0
+from hpc_oldsgd.launch import deadline
+deadline.START_S = 1.0
 sys.argv[1:] = ["--timeout", "3", "--out", sys.argv[1]]
 train.main()
+"""
+AGENT = """
+import torch
+from hpc_oldsgd import Agent
+from hpc_oldsgd.launch import deadline
+deadline.START_S = 1.0
+model = torch.nn.Linear(3, 2)
+Agent(model, torch.optim.SGD(model.parameters(), lr=0.1), timeout_s=3.0)
 """
 
 
@@ -40,6 +48,13 @@ def test_a_rank_that_never_comes_to_mpi(each_mpi: Mpirun, tmp_path: Path, absent
     assert job.returncode not in (0, 124), job.stderr
     says = r"hpc_oldsgd.train: rank \d has waited 3 s for MPI to start: a rank was not started"
     assert re.search(says, job.stderr), job.stderr
+
+
+def test_an_agent_waits_for_mpi_no_longer_than_it_was_told(mpirun: Mpirun) -> None:
+    other = [":", "-n", "1", sys.executable, "-c", "import time; time.sleep(600)"]
+    job = mpirun(2, "-c", AGENT, *other, timeout_s=150)
+    assert job.returncode not in (0, 124), job.stderr
+    assert re.search(r"Agent: rank \d has waited 3 s for MPI to start", job.stderr), job.stderr
 
 
 def test_a_rank_that_never_leaves_mpi(each_mpi: Mpirun, tmp_path: Path) -> None:
@@ -83,3 +98,45 @@ def test_ranks_that_nobody_watches_stop(tmp_path: Path) -> None:
     # Nothing holds the folder any more, and what is there is whole.
     for part in range(2):
         kept.check(part)
+
+
+WAITS = """
+import os, sys, time
+from hpc_oldsgd.launch import deadline
+if os.fork() == 0:  # a rank
+    os.setsid()
+    with deadline.limit(float(sys.argv[1]), "has waited"):
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(("limit_s", "launcher_ends"), [("3", False), ("500", True)])
+def test_a_rank_that_waits_for_mpi_ends_without_its_launcher(
+    limit_s: str, launcher_ends: bool
+) -> None:
+    """Its launcher is killed, and with it the pipe that it writes to; or only the pipe is gone."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", WAITS, limit_s], env={**os.environ, "PYTHONPATH": PYTHONPATH},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert launcher.stdout is not None and launcher.stderr is not None
+    said = {launcher.stdout.readline().strip() for _ in range(2)}
+    (rank,) = (int(word) for word in said - {"up"})
+    try:
+        launcher.stderr.close()
+        if launcher_ends:
+            launcher.kill()
+        wait_for(lambda: not _runs(rank))
+    finally:
+        if _runs(rank):
+            os.kill(rank, signal.SIGKILL)
+        launcher.kill()
+        launcher.wait()
+
+
+def _runs(process: int) -> bool:
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"

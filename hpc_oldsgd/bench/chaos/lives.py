@@ -179,6 +179,8 @@ def judge(code: int | None, text: str, kinds: set[str], ended: bool, short_timeo
         allowed.add(2)
     if short_timeout:
         allowed.add(4)
+    if "int-launcher" in kinds and "Interrupt (signal 2)" in text:
+        allowed.add(2)  # MPICH's launcher ends with the number of the signal that ended a rank
     never = {2, 3, 4, 5} - allowed
     hard = bool(kinds & set(faults.ENDING))
     if code in allowed or (hard and code not in never):

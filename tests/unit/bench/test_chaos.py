@@ -100,6 +100,8 @@ def test_a_job_is_judged_by_what_befell_it() -> None:
     for code, kinds in ((9, {"kill"}), (5, {"full-disk"}), (75, {"term"}), (2, {"second-job"})):
         assert judge(code, "", kinds, True, False) == ""
     assert judge(4, "", {"freeze"}, True, True) == ""
+    assert judge(2, "EXIT STRING: Interrupt (signal 2)", {"int-launcher"}, True, False) == ""
+    assert "ended with 2" in judge(2, "bad input", {"int-launcher"}, True, False)
 
 
 def test_the_count_goes_on_and_tells_what_was_lost(tmp_path: Path) -> None:
