@@ -38,8 +38,8 @@ def test_oldsgd_hides_what_ldsgd_waits_for(mpirun: Path) -> None:
     printed = launch("hpc_oldsgd.bench", ["overlap", *small], 2, "50mbit", by=str(mpirun))
     oldsgd, ldsgd = printed["results"]
     assert printed["settings"]["network"] == "50mbit"
-    # The bytes did go over the slow link: 0.12 s at least, when a quarter of them leaves in a burst after a pause.
-    # In shared memory they would take 1 ms.
+    # The bytes did go over the slow link. A quarter of them may leave in a burst after a pause, so
+    # it takes 0.12 s at least. In shared memory it would take 1 ms.
     assert printed["settings"]["t_c"] > 0.05
     assert oldsgd["hidden"] > 0.6
     assert ldsgd["hidden"] < 0.3

@@ -55,13 +55,19 @@ def fast_disk() -> Iterator[None]:
 
     A run never waits for its disk. What is due while an older one is still being written is saved
     a few rounds later, on a busy machine more than a few: too late for tests that stop a short run
-    after its second checkpoint, or name a round.
+    after its second checkpoint, or name a round. At the end nothing is being written any more, not
+    even by a run that has failed.
     """
     cast_wishes = Checkpoints.cast_wishes
+    seen: set[Checkpoints] = set()
 
-    def once_written(checkpoints: Checkpoints) -> None:
+    def written(checkpoints: Checkpoints) -> None:
         under_way = checkpoints._saving and checkpoints._saving.written
         wait([future for future in (under_way, checkpoints._commit_done) if future])
+
+    def once_written(checkpoints: Checkpoints) -> None:
+        seen.add(checkpoints)
+        written(checkpoints)
         cast_wishes(checkpoints)
 
     Checkpoints.cast_wishes = once_written  # type: ignore[method-assign]
@@ -69,6 +75,8 @@ def fast_disk() -> Iterator[None]:
         yield
     finally:
         Checkpoints.cast_wishes = cast_wishes  # type: ignore[method-assign]
+        for checkpoints in seen:
+            written(checkpoints)
 
 
 def has_checkpoint(out: Path, after_start: bool = False) -> bool:
