@@ -75,7 +75,7 @@ fuzz: setup-dev  ## tens of thousands of random inputs for the parsers and the o
 bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; most of it needs root
 	$(PY) -m benchmarks $(ARGS)
 
-SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh hpc_oldsgd/bench/*.sh tests/slurm/*.sh)
+SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh jobs/*/*.sh jobs/pbs/* jobs/lsf/* jobs/flux/* hpc_oldsgd/bench/*.sh tests/slurm/*.sh)
 C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*/*.h tests/native/*.cpp)
 lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck
 	$(VENV)/bin/ruff check .
