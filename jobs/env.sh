@@ -50,8 +50,13 @@ mpirun_on() { # N FILE AGENT
   start=(mpirun -n "$1" --hostfile "$2")
 }
 
+# Options for the program: after the script's name, or where that cannot be (qsub, bsub <) in a variable.
+read -ra arguments <<<"${HPC_OLDSGD_ARGS:-}"
+arguments+=("$@")
+
+: "${job_script:=slurm}" # other scripts set it: pbs/train.pbs
 # shellcheck source=jobs/schedulers/slurm.sh
-source "$jobs/schedulers/${scheduler:-slurm}.sh" || fail "there is no $jobs/schedulers/${scheduler:-slurm}.sh"
+source "$jobs/schedulers/${job_script%%/*}.sh" || fail "there is no $jobs/schedulers/${job_script%%/*}.sh"
 [[ $restarts =~ ^[0-9]+$ ]] || fail "the number of earlier starts is a whole number, not $restarts"
 say "job $job_id on $job_nodes, start $((restarts + 1))"
 
@@ -73,6 +78,7 @@ check_limit() {
 # For schedulers that send no warning of their own: this shell gets it after so many seconds. What waits sees
 # the end of its input when this shell ends, and ends too.
 warn_in() { # SECONDS
+  # shellcheck disable=SC2034
   exec {alive}> >(exec >/dev/null 2>&1; read -rt "$1" _; (($? > 128)) && kill -USR1 $$)
 }
 

@@ -8,7 +8,7 @@
 # flux: -t 10m
 # flux: # -q CHANGE_ME
 # flux: --output=doctor-{{id}}.log
-scheduler=flux script_name=doctor.flux arguments=("$@")
+job_script=flux/doctor.flux
 # shellcheck source=jobs/env.sh
 source "${HPC_OLDSGD_HOME:-.}/jobs/env.sh" ||
   { echo "submit from the project's folder, or set HPC_OLDSGD_HOME" >&2; exit 2; }

@@ -10,7 +10,7 @@
 # flux: -t 8h
 # flux: # -q CHANGE_ME
 # flux: --output=scaling-ring-{{id}}.log
-scheduler=flux script_name=scaling_ring.flux arguments=("$@")
+job_script=flux/scaling_ring.flux
 # shellcheck source=jobs/env.sh
 source "${HPC_OLDSGD_HOME:-.}/jobs/env.sh" ||
   { echo "submit from the project's folder, or set HPC_OLDSGD_HOME" >&2; exit 2; }

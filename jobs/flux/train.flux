@@ -10,7 +10,7 @@
 # flux: -t 1h
 # flux: # -q CHANGE_ME
 # flux: --output=train-{{id}}.log
-scheduler=flux script_name=train.flux arguments=("$@")
+job_script=flux/train.flux
 # shellcheck source=jobs/env.sh
 source "${HPC_OLDSGD_HOME:-.}/jobs/env.sh" ||
   { echo "submit from the project's folder, or set HPC_OLDSGD_HOME" >&2; exit 2; }

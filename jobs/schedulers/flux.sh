@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What jobs/env.sh asks of a scheduler, answered by Flux. A batch script runs in a Flux instance of its own,
 # inside the one that it was submitted to.
-# shellcheck disable=SC2034  # env.sh reads these
+# shellcheck disable=SC2034,SC2154  # env.sh reads these, and sets others
 
 job_id=$(flux getattr jobid 2>/dev/null) || fail "this is a Flux job: start it with flux batch"
 job_nodes=$(flux getattr hostlist)
@@ -67,5 +67,5 @@ put_back() {
   local options=(-n "$slots" -c "$cores" --job-name="$job_name")
   ((gpus == 0)) || options+=(-g "$gpus")
   ((duration == 0)) || options+=(-t "${duration}s")
-  flux --parent batch "${options[@]}" "$jobs/flux/$script_name" ${arguments[@]+"${arguments[@]}"}
+  flux --parent batch "${options[@]}" "$jobs/$job_script" ${arguments[@]+"${arguments[@]}"}
 }

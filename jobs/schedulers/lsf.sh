@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What jobs/env.sh asks of a scheduler, answered by IBM Spectrum LSF.
-# shellcheck disable=SC2034  # env.sh reads these
+# shellcheck disable=SC2034,SC2154  # env.sh reads these, and sets others
 
 [[ -n ${LSB_JOBID:-} ]] || fail "this is an LSF job: start it with bsub"
 job_id=$LSB_JOBID

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What jobs/env.sh asks of a scheduler, answered by OpenPBS and PBS Pro.
-# shellcheck disable=SC2034  # env.sh reads these
+# shellcheck disable=SC2034,SC2154  # env.sh reads these, and sets others
 
 [[ -n ${PBS_JOBID:-} ]] || fail "this is a PBS job: start it with qsub"
 job_id=$PBS_JOBID
@@ -45,5 +45,5 @@ put_back() {
   export HPC_OLDSGD_STARTS=$((restarts + 1)) HPC_OLDSGD_RUN
   local names=("${!HPC_OLDSGD_@}")
   (cd "${PBS_O_WORKDIR:-.}" && IFS=, &&
-    qsub -N "$job_name" "${options[@]}" -v "${names[*]}" "$jobs/pbs/$script_name")
+    qsub -N "$job_name" "${options[@]}" -v "${names[*]}" "$jobs/$job_script")
 }

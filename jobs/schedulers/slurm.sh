@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # What jobs/env.sh asks of a scheduler, answered by Slurm. The other files of this folder answer the same.
-# shellcheck disable=SC2034  # env.sh reads these
+# shellcheck disable=SC2034,SC2154  # env.sh reads these, and sets others
 
 unset SLURM_EXPORT_ENV # set by sbatch --export=NONE: with it srun would pass on nothing, not even PATH
 [[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a Slurm job: start it with sbatch"
