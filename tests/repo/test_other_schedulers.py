@@ -1,6 +1,6 @@
-"""The scripts for PBS, LSF and Flux, with stand-ins for the scheduler's commands, mpirun and python.
+"""The scripts for PBS, LSF and Flux, with stand-ins for their commands, mpirun and python.
 
-None of the three can be installed from Debian or PyPI. What the stand-ins print is what the manuals say.
+Neither Debian nor PyPI has one of the three. The stand-ins print what the manuals say.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ FLUX = """case "$*" in
   *) echo "no such thing: flux $*"; exit 9 ;;
 esac"""
 LAUNCHED = {
-    "pbs": "mpirun -n 2 --hostfile {hosts} python -m hpc_oldsgd.train {words}; agent pbs_tmrsh pbs_tmrsh",
-    "lsf": "mpirun -n 2 --hostfile {hosts} python -m hpc_oldsgd.train {words}; agent blaunch blaunch",
+    "pbs": "mpirun -n 2 --hostfile {hosts} python -m hpc_oldsgd.train {words}; "
+    "agent pbs_tmrsh pbs_tmrsh",
+    "lsf": "mpirun -n 2 --hostfile {hosts} python -m hpc_oldsgd.train {words}; "
+    "agent blaunch blaunch",
     "flux": "flux run -n 2 -c 3 -o pmi=pmix python -m hpc_oldsgd.train {words}",
 }
 PUT_BACK = {
@@ -166,7 +168,8 @@ def test_lsf_puts_a_stopped_job_back_by_its_exit_code() -> None:
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_outside_a_job_a_script_says_so(name: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        ["bash", ROOT / "jobs" / name / f"train.{name}"], cwd=tmp_path, capture_output=True, text=True,
+        ["bash", ROOT / "jobs" / name / f"train.{name}"],
+        cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "HPC_OLDSGD_HOME": str(ROOT), "HPC_OLDSGD_VENV": ""},
     )  # fmt: skip
     assert done.returncode == 2 and "start it with" in done.stderr
