@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -73,7 +72,7 @@ def test_the_pbs_script_trains_on_two_nodes(tmp_path: Path) -> None:
         "bash", ROOT / "jobs" / "pbs" / "train.pbs",
         PATH=f"{tmp_path}:{os.environ['PATH']}", PBS_JOBID="7.server", PBS_O_WORKDIR=str(tmp_path),
         PBS_NODEFILE=str(tmp_path / "hosts"), HPC_OLDSGD_HOME=str(ROOT), HPC_OLDSGD_VENV=sys.prefix,
-        HPC_OLDSGD_ARGS=f"--task logistic --iterations 20 --trace --out {out}",
+        HPC_OLDSGD_ARGS=f"--task logistic --iterations 20 --out {out}",
     )  # fmt: skip
     assert "one world of 2 ranks by mpirun -n 2 --hostfile" in printed
-    assert json.loads((out / "summary.json").read_text())["agents"] == 2
+    assert "ring, n = 2, " in printed and (out / "summary.json").exists()
