@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hpc_oldsgd import topology
+from hpc_oldsgd.bench import overlap
 from hpc_oldsgd.doctor import examine, findings, findings_network, links, machine, network, report
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.launch import launcher
@@ -295,3 +296,18 @@ def test_on_one_rank(mpirun: Mpirun) -> None:
     done = mpirun(1, "-m", "hpc_oldsgd.doctor", "--model-bytes", "4000")
     assert done.returncode == 0, done.stderr
     assert "one rank: nothing is sent" in done.stdout and "--tau 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "bad", "told"),
+    [(examine, {"topology": "torus:3x3"}, "torus"), (overlap, {"topology": "torus:3x3"}, "torus"),
+     (overlap, {"algorithm": ("sgdx",)}, "sgdx"), (overlap, {"slow": ("9:2",)}, "9")],
+)  # fmt: skip
+def test_one_process_checks_the_options_of_a_measurement(
+    module: Any, bad: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 4 ranks, and without MPI."""
+    monkeypatch.setattr(module, "start_mpi", lambda *_: pytest.fail("MPI was started"))
+    module.main(module.Options(check_agents=4))
+    with pytest.raises(UserError, match=told):
+        module.main(module.Options(**bad, check_agents=4))
