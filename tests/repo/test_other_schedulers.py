@@ -160,6 +160,13 @@ def test_a_job_is_signalled_before_its_limit(name: str, tmp_path: Path) -> None:
     assert "before it added a checkpoint: the job is not requeued" in done.stderr
 
 
+@pytest.mark.parametrize("name", ["pbs", "flux"])
+def test_the_number_of_starts_runs_no_command(name: str, tmp_path: Path) -> None:
+    done = submit(name, tmp_path, HPC_OLDSGD_STARTS="a[$(touch sprung)]")
+    assert done.returncode == 2 and "is a whole number" in done.stderr
+    assert not (tmp_path / "sprung").exists()
+
+
 def test_lsf_puts_a_stopped_job_back_by_its_exit_code() -> None:
     for path in (ROOT / "jobs" / "lsf").glob("*.lsf"):
         assert ('#BSUB -Q "75"' in path.read_text()) == (path.stem != "doctor")
