@@ -37,7 +37,9 @@ child='' asked='' signalled=''
 pass_on() { kill -USR1 "$child"; } # the signal, to all ranks
 
 # What the MPI that mpi4py loads says of itself.
-mpi_version() { python -m mpi4py --mpi-lib-version | tr -d '\0' || fail "mpi4py finds no MPI: load its module in jobs/env.sh"; }
+mpi_version() {
+  python -m mpi4py --mpi-lib-version | tr -d '\0' || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
+}
 
 # mpirun on the first N lines of a file that names a host for each task. AGENT starts a command on a host as
 # ssh does, and by it the scheduler knows all processes of the job.
@@ -48,6 +50,12 @@ mpirun_on() { # N FILE AGENT
     export PRTE_MCA_plm_ssh_agent=$3 OMPI_MCA_plm_rsh_agent=$3           # Open MPI 5, 4
   fi
   start=(mpirun -n "$1" --hostfile "$2")
+  # Open MPI passes on only its own variables.
+  [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] || return 0
+  local name
+  for name in $(compgen -e); do
+    [[ ! $name =~ ^(OMP_NUM_THREADS|PYTHONPATH|MPI4PY_LIBMPI|HPC_OLDSGD_.*|FI_.*|UCX_.*)$ ]] || start+=(-x "$name")
+  done
 }
 
 # Options for the program: after the script's name, or where that cannot be (qsub, bsub <) in a variable.

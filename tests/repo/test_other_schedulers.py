@@ -30,9 +30,13 @@ case "$*" in
     for _ in {{1..400}}; do sleep 0.05; done ;;
 esac"""
 SAVE = "mkdir -p out/checkpoints/round-5; touch out/checkpoints/round-5/manifest.json"
-MPIRUN = """echo "mpirun $*; agent $HYDRA_LAUNCHER_EXEC $PRTE_MCA_plm_ssh_agent"
+MPIRUN = """[[ $1 != --version ]] || { echo "mpirun (Open MPI) 5.0.11"; exit; }
 [[ $1 == -n && $3 == --hostfile ]] || exit 9
-shift 4; exec "$@" """
+started="mpirun $1 $2 $3 $4" passed=
+shift 4
+while [[ $1 == -x ]]; do passed+=" $2"; shift 2; done
+echo "$started $*; agent $HYDRA_LAUNCHER_EXEC $PRTE_MCA_plm_ssh_agent; passed$passed"
+exec "$@" """
 QSTAT = """cat <<END
 Job Id: 7.server
     Job_Name = train
@@ -114,7 +118,7 @@ def submit(
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_one_process_checks_then_all_tasks_train(name: str, tmp_path: Path) -> None:
-    done = submit(name, tmp_path, TRAIN="3")
+    done = submit(name, tmp_path, TRAIN="3", HPC_OLDSGD_DATA="/data")
     assert done.returncode == 3, (
         done.stdout + done.stderr
     )  # divergence is a result: not tried again
@@ -123,6 +127,9 @@ def test_one_process_checks_then_all_tasks_train(name: str, tmp_path: Path) -> N
     assert "one world of 2 ranks" in done.stdout
     started = LAUNCHED[name].format(hosts=tmp_path / "hosts", words=words)
     assert done.stdout.count(started) == 1, done.stdout
+    passed = done.stdout.partition("; passed")[2].partition("\n")[0].split()
+    wanted = {"OMP_NUM_THREADS", "HPC_OLDSGD_DATA"} if name != "flux" else set()
+    assert wanted <= set(passed) and "PATH" not in passed
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
