@@ -75,15 +75,17 @@ fuzz: setup-dev  ## tens of thousands of random inputs for the parsers and the o
 bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; most of it needs root
 	$(PY) -m benchmarks $(ARGS)
 
-SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh hpc_oldsgd/bench/*.sh tests/slurm/*.sh)
+SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh jobs/*/*.sh jobs/pbs/* jobs/lsf/* jobs/flux/* hpc_oldsgd/bench/*.sh tests/slurm/*.sh tests/jobs/*.sh)
 C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*/*.h tests/native/*.cpp)
-lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck
+lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck, hadolint, yamllint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
+	$(VENV)/bin/hadolint jobs/containers/Dockerfile
+	$(VENV)/bin/yamllint -d '{extends: default, rules: {line-length: {max: 120}}}' jobs/kubernetes
 
 format: setup-dev  ## lets ruff and clang-format rewrite what lint complains of
 	$(VENV)/bin/ruff check --fix .

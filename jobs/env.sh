@@ -1,5 +1,6 @@
 # shellcheck shell=bash
 # env.sh: sourced by every job script. Edit the first part once for your site; the scripts share the second.
+# What differs between Slurm, PBS, LSF and Flux is in the folder schedulers.
 
 # --- the site -----------------------------------------------------------------------------------
 # source /etc/profile.d/modules.sh              # if your login shell is not bash: makes `module` known
@@ -7,22 +8,19 @@
 # module load gcc openmpi cuda
 : "${HPC_OLDSGD_HOME:=$PWD}"                    # the project's folder
 : "${HPC_OLDSGD_VENV=$HPC_OLDSGD_HOME/.venv}"   # the virtual environment; empty: python is in PATH
-: "${HPC_OLDSGD_LAUNCHER:=srun}"                # srun or mpirun
+# : "${HPC_OLDSGD_LAUNCHER:=mpirun}"            # Slurm: srun or mpirun; Flux: flux or mpirun; others: mpirun
 : "${HPC_OLDSGD_MPI:=auto}"                     # srun's --mpi; auto: what fits mpi4py's MPI
 : "${HPC_OLDSGD_RESTARTS:=100}"                 # how often a job is requeued at most
 : "${HPC_OLDSGD_RETRIES:=2}"                    # how often a run that a signal ended is started again
 SRUN_OPTIONS=(--cpu-bind=cores)
 MPIRUN_OPTIONS=()                               # Open MPI, several ranks on a core: --bind-to none
-export OMP_NUM_THREADS=${SLURM_CPUS_PER_TASK:-1}
 # export HPC_OLDSGD_DATA=/scratch/$USER/data    # CHANGE_ME: where CIFAR-10 and WikiText-2 are
 
 # --- what the scripts share ---------------------------------------------------------------------
 set -uo pipefail
-unset SLURM_EXPORT_ENV # set by sbatch --export=NONE: with it srun would pass on nothing, not even PATH
-say() { echo "$(date +%T) ${SLURM_JOB_NAME:-job}: $*"; }
+say() { echo "$(date +%T) ${job_name:-job}: $*"; }
 fail() { say "$*" >&2; exit 2; }
 
-[[ -n ${SLURM_JOB_ID:-} ]] || fail "this is a Slurm job: start it with sbatch"
 for count in RESTARTS RETRIES; do
   name=HPC_OLDSGD_$count
   [[ ${!name} =~ ^[0-9]+$ ]] || fail "$name is a whole number, not ${!name}"
@@ -32,98 +30,84 @@ if [[ -n $HPC_OLDSGD_VENV ]]; then
   [[ -x $HPC_OLDSGD_VENV/bin/python ]] ||
     fail "no python in $HPC_OLDSGD_VENV: make setup makes it, HPC_OLDSGD_VENV names another"
 fi
-say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
+jobs=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+script=${BASH_SOURCE[1]:-} # that sources this file; a copy of it, if the scheduler made one
+start=(env)                # what comes before a command: nothing, until `tasks` sets it
+child='' asked='' signalled=''
+pass_on() { kill -USR1 "$child"; } # the signal, to all ranks
 
-# The job's time limit as Slurm writes it: 5:00, 8:00:00, 1-00:00:00, UNLIMITED.
-time_limit() { squeue --noheader --jobs="$SLURM_JOB_ID" --format=%l 2>/dev/null | head -n 1; }
+# What the MPI that mpi4py loads says of itself.
+mpi_version() {
+  python -m mpi4py --mpi-lib-version | tr -d '\0' || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
+}
+
+# mpirun on the first N lines of a file that names a host for each task. AGENT starts a command on a host as
+# ssh does, and by it the scheduler knows all processes of the job.
+mpirun_on() { # N FILE AGENT
+  if command -v "$3" >/dev/null; then
+    export HYDRA_LAUNCHER=rsh HYDRA_LAUNCHER_EXEC=$3                     # MPICH, MVAPICH
+    export I_MPI_HYDRA_BOOTSTRAP=rsh I_MPI_HYDRA_BOOTSTRAP_EXEC=$3       # Intel MPI
+    export PRTE_MCA_plm_ssh_agent=$3 OMPI_MCA_plm_rsh_agent=$3           # Open MPI 5, 4
+  fi
+  start=(mpirun -n "$1" --hostfile "$2")
+  # Open MPI passes on only its own variables.
+  [[ $(mpirun --version 2>&1) == *"Open MPI"* ]] || return 0
+  local name
+  for name in $(compgen -e); do
+    [[ ! $name =~ ^(OMP_NUM_THREADS|PYTHONPATH|MPI4PY_LIBMPI|HPC_OLDSGD_.*|FI_.*|UCX_.*)$ ]] || start+=(-x "$name")
+  done
+}
+
+# Options for the program: after the script's name, or where that cannot be (qsub, bsub <) in a variable.
+read -ra arguments <<<"${HPC_OLDSGD_ARGS:-}"
+arguments+=("$@")
+
+: "${job_script:=slurm}" # other scripts set it: pbs/train.pbs
+# shellcheck source=jobs/schedulers/slurm.sh
+source "$jobs/schedulers/${job_script%%/*}.sh" || fail "there is no $jobs/schedulers/${job_script%%/*}.sh"
+[[ $restarts =~ ^[0-9]+$ ]] || fail "the number of earlier starts is a whole number, not $restarts"
+say "job $job_id on $job_nodes, start $((restarts + 1))"
 
 # A limit that is not longer than the warning before it: the warning would come at once, at every start.
-# What --signal sbatch was given is not to be seen here. The script's own line is.
-check_limit() { # SCRIPT
+check_limit() {
   local limit days=0 seconds=0 part parts warning
-  warning=${HPC_OLDSGD_WARNING:-$(sed -n 's/^#SBATCH --signal=.*@//p' "$1" 2>/dev/null)}
+  warning=${HPC_OLDSGD_WARNING:-$(own_warning)}
   limit=$(time_limit) || return 0
   [[ $limit =~ ^([0-9]+-)?[0-9:]+$ && $warning =~ ^[0-9]+$ ]] || return 0
   [[ $limit != *-* ]] || days=${limit%%-*}
   IFS=: read -ra parts <<<"${limit#*-}"
   for part in "${parts[@]}"; do seconds=$((seconds * 60 + 10#$part)); done
-  ((days * 86400 + seconds > warning)) ||
+  ((seconds += days * 86400, seconds > warning)) ||
     fail "the time limit of $limit is not longer than the $warning s of warning before it: ask for more with" \
-      "sbatch --time, or for less warning with HPC_OLDSGD_WARNING=20 sbatch --signal=B:USR1@20"
+      "$(more_time), or for less warning with $(less_warning)"
+  warn_before_limit $((seconds - warning))
 }
-check_limit "${BASH_SOURCE[1]:-}"
+
+# For schedulers that send no warning of their own: this shell gets it after so many seconds. What waits sees
+# the end of its input when this shell ends, and ends too.
+warn_in() { # SECONDS
+  # shellcheck disable=SC2034
+  exec {alive}> >(exec >/dev/null 2>&1; read -rt "$1" _; (($? > 128)) && kill -USR1 $$)
+}
 
 # The folder for everything that a script writes. It is the same after a requeue, and after a resubmission
 # with HPC_OLDSGD_OUT, which then continues where the first submission ended.
 out_folder() { # NAME
-  echo "${HPC_OLDSGD_OUT:-runs/$1-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}"
+  echo "${HPC_OLDSGD_OUT:-runs/$1-$run_id}"
 }
-
-# srun's --mpi for the MPI that mpi4py loads. A wrong one gives N worlds of one rank.
-choose_mpi() {
-  local version
-  version=$(python -m mpi4py --mpi-lib-version | tr -d '\0') || fail "mpi4py finds no MPI: load its module in jobs/env.sh"
-  case $version in
-    *"Open MPI"*) HPC_OLDSGD_MPI=pmix ;;
-    *CRAY*) HPC_OLDSGD_MPI=cray_shasta ;;
-    *) HPC_OLDSGD_MPI=pmi2 ;; # MPICH, MVAPICH, Intel MPI
-  esac
-  # Over UCX MPICH may send addresses in lines that are too long for Slurm, and hang or abort at the start
-  # (docs/troubleshooting.md). MPIR_CVAR_CH4_NETMOD=ucx keeps UCX.
-  if [[ $version =~ Device:\ +ch4:[^$'\n']*ofi ]]; then
-    export MPIR_CVAR_CH4_NETMOD=${MPIR_CVAR_CH4_NETMOD:-ofi}
-  fi
-}
-
-start=(env) # what comes before a command: nothing, until `tasks` sets it
-
-# How many of the allocation's first nodes are needed for N tasks. Slurm writes tasks per node as 4(x2),1.
-nodes_for() { # N
-  local left=$1 nodes=0 group each times
-  [[ -n ${SLURM_NTASKS:-} ]] || { echo "$1"; return; } # one task per node
-  for group in ${SLURM_TASKS_PER_NODE//,/ }; do
-    each=${group%%'('*} times=1
-    [[ $group != *x* ]] || times=$(tr -dc 0-9 <<<"${group#*x}")
-    for (( ; times > 0 && left > 0; times--, nodes++)); do
-      left=$((left - each))
-    done
-  done
-  echo "$nodes"
-}
-
-# How many tasks the allocation has.
-all_tasks() { echo "${SLURM_NTASKS:-$SLURM_JOB_NUM_NODES}"; }
 
 # From now on commands start on N tasks of the allocation, filling its first nodes first.
 tasks() { # N
   [[ $1 =~ ^[1-9][0-9]*$ ]] || fail "the number of agents is a whole number, not $1"
   local all
   all=$(all_tasks)
-  (($1 <= all)) || fail "$1 agents need sbatch --ntasks=$1, the allocation has $all"
-  case $HPC_OLDSGD_LAUNCHER in
-    srun)
-      [[ $HPC_OLDSGD_MPI != auto ]] || choose_mpi
-      # A step does not inherit --cpus-per-task. --kill-on-bad-exit would kill ranks that are about to exit with
-      # the same code, and lose the code. A rank that dies has hpc_oldsgd.launch.dead_rank end the others; where
-      # that cannot run, they end after a minute.
-      start=(srun --mpi="$HPC_OLDSGD_MPI" --ntasks="$1" --nodes="$(nodes_for "$1")"
-        --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 --wait=60
-        ${SRUN_OPTIONS[@]+"${SRUN_OPTIONS[@]}"})
-      ;;
-    mpirun) start=(mpirun -n "$1" ${MPIRUN_OPTIONS[@]+"${MPIRUN_OPTIONS[@]}"}) ;;
-    *) fail "HPC_OLDSGD_LAUNCHER is srun or mpirun, not $HPC_OLDSGD_LAUNCHER" ;;
-  esac
-}
-
-# MPICH names its shared memory after the numbers of job and step, and a requeued job has the same numbers.
-# So it would use files that killed ranks left on a node. This removes the user's files that no process maps.
-sweep() {
-  # shellcheck disable=SC2016
-  srun --mpi=none --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 bash -c '
-    for file in /dev/shm/mpich_shm_*; do
-      [[ -O $file ]] && ! grep -qsF "$file" /proc/[0-9]*/maps && rm -f "$file"
-    done
-    true'
+  (($1 <= all)) || fail "$1 agents need $(more_tasks "$1"), the allocation has $all"
+  if [[ $HPC_OLDSGD_LAUNCHER == mpirun ]]; then
+    by_mpirun "$1"
+    start+=(${MPIRUN_OPTIONS[@]+"${MPIRUN_OPTIONS[@]}"})
+  else
+    by_scheduler "$1"
+  fi
 }
 
 # All tasks of the allocation must form one MPI world. N worlds of one rank each are an error.
@@ -131,7 +115,7 @@ check_world() {
   local n left=$HPC_OLDSGD_RETRIES greetings
   n=$(all_tasks)
   tasks "$n"
-  [[ -z ${SLURM_RESTART_COUNT:-} ]] || sweep
+  ((restarts == 0)) || sweep
   until greetings=$("${start[@]}" python -m mpi4py.bench helloworld </dev/null); do
     ((left-- > 0)) ||
       fail "${start[*]} cannot start MPI programs: set HPC_OLDSGD_MPI or HPC_OLDSGD_LAUNCHER in jobs/env.sh"
@@ -147,12 +131,14 @@ check_world() {
 check() { # OPTION... of hpc_oldsgd.train
   python -m hpc_oldsgd.train "$@" --check </dev/null || exit
 }
+check_options() { # COMMAND...: a measurement has only options
+  "$@" --check-agents "$(all_tasks)" </dev/null || exit
+}
 
 # --- running, stopping, resuming ----------------------------------------------------------------
-# Before the time limit, or at a preemption, Slurm sends USR1 to this shell only. The shell passes it to srun
-# or mpirun, and so to all ranks. They write a checkpoint and exit with 75.
-child='' asked='' signalled=''
-trap 'asked=1 signalled=1; [[ -z $child ]] || kill -USR1 "$child"' USR1
+# Before the time limit, or at a preemption, this shell alone gets USR1. It passes the signal to srun or mpirun,
+# and so to all ranks. They write a checkpoint and exit with 75.
+trap 'asked=1 signalled=1; [[ -z $child ]] || pass_on' USR1
 
 # Runs a command to its end and leaves its exit code in `code`. The command runs in the background, because
 # bash runs a trap only while it waits.
@@ -160,7 +146,7 @@ run() { # COMMAND...
   local got
   "${start[@]}" "$@" </dev/null &
   child=$! code=127
-  [[ -z $asked ]] || kill -USR1 "$child" # the signal came before the child was known
+  [[ -z $asked ]] || pass_on # the signal came before the child was known
   while :; do
     signalled=''
     wait "$child"
@@ -211,19 +197,16 @@ resumable() { # COMMAND...
 
 # A job that is preempted may have had no time. Any other would come no further the next time either.
 go_on_later() {
-  [[ -n $added || $(scontrol show job "$SLURM_JOB_ID" 2>/dev/null) =~ PreemptTime=[0-9] ]] ||
+  [[ -n $added ]] || preempted ||
     fail "stopped $SECONDS s after its start, with a time limit of $(time_limit || echo '?'), before it added a" \
-      "checkpoint: the job is not requeued. Submit it again with the same folder and a longer sbatch --time"
+      "checkpoint: the job is not requeued. Submit it again with the same folder and a longer $(more_time)"
   requeue
 }
 
 requeue() {
-  ((${SLURM_RESTART_COUNT:-0} < HPC_OLDSGD_RESTARTS)) || fail "requeued $SLURM_RESTART_COUNT times: giving up"
-  local job=$SLURM_JOB_ID
-  # One member of an array has the array's own number, which would requeue all members.
-  [[ ${SLURM_ARRAY_JOB_ID:-} != "$job" ]] || job+=_$SLURM_ARRAY_TASK_ID
+  ((restarts < HPC_OLDSGD_RESTARTS)) || fail "requeued $restarts times: giving up"
   say "stopped: the job is requeued${added:+ and goes on from its checkpoint}"
-  scontrol requeue "$job" || fail "the job cannot be requeued here: submit it again with the same folder"
+  put_back || fail "the job cannot be requeued here: submit it again with the same folder"
   exit 75
 }
 
@@ -260,20 +243,47 @@ alpha_for() { # N
   esac
 }
 
-# Tables and figures of a folder of runs: now, or by a job that waits for this whole array.
-# An earlier failure stays the job's exit code.
+# Tables and figures of a folder of runs. An earlier failure stays the job's exit code.
 collect() { # FOLDER [OPTION...]
   local bad
   python -m hpc_oldsgd.study collect "$@" || { bad=$?; ((failed)) || failed=$bad; }
 }
-collect_later() { # FOLDER
-  local options=(--dependency=afterany:"$SLURM_ARRAY_JOB_ID" --partition="$SLURM_JOB_PARTITION")
-  local asked_for=$1/.collect-$SLURM_ARRAY_JOB_ID # once for the array, even if it is requeued
-  [[ $SLURM_ARRAY_TASK_ID == "$SLURM_ARRAY_TASK_MIN" && ! -e $asked_for ]] || return 0
-  [[ -z ${SLURM_JOB_ACCOUNT:-} ]] || options+=(--account="$SLURM_JOB_ACCOUNT")
-  if sbatch "${options[@]}" "$HPC_OLDSGD_HOME/jobs/collect.slurm" "$1"; then
-    mkdir -p "$1" && touch "$asked_for"
-  else
-    say "no job for the tables: python -m hpc_oldsgd.study collect $1 makes them when all is done"
-  fi
+
+# --- the jobs that every scheduler has a script for ----------------------------------------------
+doctor_job() { # OPTION...
+  check_options python -m hpc_oldsgd.doctor "$@"
+  check_world
+  run python -m hpc_oldsgd.doctor "$@"
+  exit "$code"
 }
+
+train_job() { # OPTION...
+  local folder
+  folder=$(out_folder train)
+  check --out "$folder" --resume auto "$@" --check-agents "$(all_tasks)"
+  check_world
+  resumable python -m hpc_oldsgd.train --out "$folder" --resume auto "$@"
+  exit "$code"
+}
+
+scaling_ring_job() { # OPTION...
+  local sizes n folder alpha options=(--topology ring --tau 5 --task cifar10-vgg11)
+  read -ra sizes <<<"${HPC_OLDSGD_SIZES:-2 4 8 16 32}"
+  for n in "${sizes[@]}"; do tasks "$n"; done # check that all fit before the first hours are spent
+  folder=$(out_folder scaling-ring)
+  alpha=$(alpha_for 1) || exit
+  # shellcheck disable=SC2086
+  check "${options[@]}" $alpha "$@" --out "$folder/check" --check-agents "${sizes[@]}"
+  check_world
+  for n in "${sizes[@]}"; do
+    tasks "$n"
+    alpha=$(alpha_for "$n") || exit
+    # shellcheck disable=SC2086
+    once "$folder/n$n${alpha:+-${alpha#--alpha }}" python -m hpc_oldsgd.train "${options[@]}" $alpha "$@"
+  done
+  collect "$folder"
+  exit "$failed"
+}
+
+# The signal may come from now on, so this is last.
+check_limit

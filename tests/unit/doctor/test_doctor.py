@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hpc_oldsgd import topology
+from hpc_oldsgd.bench import overlap
 from hpc_oldsgd.doctor import examine, findings, findings_network, links, machine, network, report
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.launch import launcher
@@ -242,11 +243,23 @@ def test_advice_does_not_rest_on_what_the_doctor_calls_spoilt() -> None:
     assert "not-hidden" in names() and found["advice"]["progress"] == "thread"
 
 
-def test_advice_inside_a_slurm_job_is_a_slurm_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert launcher.start_of_run(4) == "mpirun -n 4 python -m hpc_oldsgd.train"
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert launcher.start_of_run(4) == "sbatch --ntasks=4 jobs/train.slurm"
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [("", "mpirun -n 4 python -m hpc_oldsgd.train --tau 5"),
+     ("SLURM_JOB_ID", "sbatch --ntasks=4 jobs/train.slurm --tau 5"),
+     ("PBS_JOBID", 'qsub -l select=4:ncpus=1:mpiprocs=1 -v HPC_OLDSGD_ARGS="--tau 5" '
+      "jobs/pbs/train.pbs"),
+     ("LSB_JOBID", 'HPC_OLDSGD_ARGS="--tau 5" bsub -n 4 <jobs/lsf/train.lsf'),
+     ("FLUX_JOB_ID", "flux batch -n 4 jobs/flux/train.flux --tau 5")],
+)  # fmt: skip
+def test_advice_inside_a_job_is_a_job_of_the_same_kind(
+    variable: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "7")
+    assert launcher.command_of_run(4, "--tau 5") == command
 
 
 @pytest.mark.parametrize("bad", [{"model_bytes": 3}, {"grad_seconds": 0}, {"grad_seconds": -1.0}])
@@ -283,3 +296,18 @@ def test_on_one_rank(mpirun: Mpirun) -> None:
     done = mpirun(1, "-m", "hpc_oldsgd.doctor", "--model-bytes", "4000")
     assert done.returncode == 0, done.stderr
     assert "one rank: nothing is sent" in done.stdout and "--tau 1" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "bad", "told"),
+    [(examine, {"topology": "torus:3x3"}, "torus"), (overlap, {"topology": "torus:3x3"}, "torus"),
+     (overlap, {"algorithm": ("sgdx",)}, "sgdx"), (overlap, {"slow": ("9:2",)}, "9")],
+)  # fmt: skip
+def test_one_process_checks_the_options_of_a_measurement(
+    module: Any, bad: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 4 ranks, and without MPI."""
+    monkeypatch.setattr(module, "start_mpi", lambda *_: pytest.fail("MPI was started"))
+    module.main(module.Options(check_agents=4))
+    with pytest.raises(UserError, match=told):
+        module.main(module.Options(**bad, check_agents=4))
