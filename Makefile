@@ -38,7 +38,7 @@ PY  := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet
 S   := $(VENV)/stamps
 
-.PHONY: help train test lint format bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
+.PHONY: help train test lint format docs wheels bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
 help:  ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 	@echo "  variables: VENV PYTHON TORCH MPI=auto|system|wheel RANKS=9 ARGS"
@@ -84,6 +84,14 @@ lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
+
+docs: setup-dev  ## the documentation site: build/docs/index.html
+	$(PY) -m sphinx -q -W --keep-going -c docs/site . build/docs
+
+wheels: setup-dev  ## dist/*.whl for each Python that is found, for glibc 2.28 and newer (RHEL 8)
+	test -x $(VENV)/wheels/bin/auditwheel || { $(PYTHON) -m venv $(VENV)/wheels && \
+	  $(VENV)/wheels/bin/pip install --quiet $$($(PY) scripts/extras.py wheels); }
+	scripts/wheels.sh $(PY) '$(abspath $(VENV))/wheels'
 
 format: setup-dev  ## lets ruff and clang-format rewrite what lint complains of
 	$(VENV)/bin/ruff check --fix .
@@ -143,7 +151,7 @@ $(S)/tasks: pyproject.toml | $(S)/package
 	touch $@
 
 $(S)/dev: pyproject.toml | $(S)/tasks
-	$(PY) scripts/extras.py dev > $(VENV)/extras.txt
+	$(PY) scripts/extras.py dev docs > $(VENV)/extras.txt
 	$(PIP) -r $(VENV)/extras.txt
 	touch $@
 
