@@ -38,7 +38,7 @@ PY  := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet
 S   := $(VENV)/stamps
 
-.PHONY: help train test lint format docs wheels bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
+.PHONY: help train test lint format docs wheels test-wheel bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
 help:  ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 	@echo "  variables: VENV PYTHON TORCH MPI=auto|system|wheel RANKS=9 ARGS"
@@ -77,13 +77,14 @@ bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; mo
 
 SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh hpc_oldsgd/bench/*.sh tests/slurm/*.sh)
 C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*/*.h tests/native/*.cpp)
-lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck
+lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck, links in the docs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
+	$(PY) -m sphinx -q -W --keep-going -b dummy -c docs/site . build/docs-check
 
 docs: setup-dev  ## the documentation site: build/docs/index.html
 	$(PY) -m sphinx -q -W --keep-going -c docs/site . build/docs
@@ -92,6 +93,9 @@ wheels: setup-dev  ## dist/*.whl for each Python that is found, for glibc 2.28 a
 	test -x $(VENV)/wheels/bin/auditwheel || { $(PYTHON) -m venv $(VENV)/wheels && \
 	  $(VENV)/wheels/bin/pip install --quiet $$($(PY) scripts/extras.py wheels); }
 	scripts/wheels.sh $(PY) '$(abspath $(VENV))/wheels'
+
+test-wheel: setup-dev  ## the wheel of this Python in an empty environment, after make wheels: gigabytes
+	$(PY) -m pytest tests/repo/test_wheel.py -m long $(ARGS)
 
 format: setup-dev  ## lets ruff and clang-format rewrite what lint complains of
 	$(VENV)/bin/ruff check --fix .

@@ -10,7 +10,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 tools=$2
 made=$PWD/build/wheels
-rm -rf "$made" && mkdir -p "$made" dist
+rm -rf "$made" dist/hpc_oldsgd-* && mkdir -p "$made" dist
 
 found() { # one interpreter for each version, those of PATH first
   local minor candidate
@@ -34,6 +34,8 @@ else
     "$tools/bin/python-zig" "$(uname -m)" >"$made/c++"
   chmod +x "$made/c++"
   export CXX=$made/c++
+  LDFLAGS=$(cc -print-libgcc-file-name) # which instruction sets the CPU has; zig has no code for that
+  export LDFLAGS
   platform=manylinux_2_28_$(uname -m)
 fi
 
@@ -41,10 +43,12 @@ fi
 source=$(echo dist/hpc_oldsgd-*.tar.gz)
 read -ra pythons <<<"${PYTHONS:-$(found | tr '\n' ' ')}"
 for python in "${pythons[@]}"; do
-  echo "$source: $("$python" --version)"
-  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$made" "$source"
-done
-for wheel in "$made"/*.whl; do # fails if the extension asks for more than the platform has
-  PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$platform" --wheel-dir dist "$wheel"
+  tag=$("$python" -c 'import sys; print(f"cp{sys.version_info[0]}{sys.version_info[1]}")')
+  echo "$source for $("$python" --version)"
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$made/$tag" "$source"
+  # Fails if the extension asks for more than the platform has.
+  PATH=$tools/bin:$PATH "$tools/bin/auditwheel" repair --plat "$platform" --wheel-dir dist "$made/$tag"/*.whl
+  "$python" -m zipfile -e dist/hpc_oldsgd-*-"$tag-$tag"-*.whl "$made/$tag"
+  (cd "$made/$tag/hpc_oldsgd" && "$python" -c 'import _native; print(_native.build_info())') # without torch
 done
 ls -l dist

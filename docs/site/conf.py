@@ -4,6 +4,7 @@ make docs; the sources are the whole repository, so that links work here as they
 """
 
 import re
+import shutil
 from importlib import metadata
 from typing import Any
 
@@ -19,8 +20,6 @@ exclude_patterns = ["docs/site/conf.py"]
 # --- Markdown -----------------------------------------------------------------------------------
 myst_heading_anchors = 4  # the same as those of GitHub
 myst_links_external_new_tab = False
-# A link to a page, a heading or a file that is not there stays a warning, which ends the build.
-suppress_warnings = ["toc.not_included", "misc.highlighting_failure"]
 
 # --- docstrings: plain text with `code`, and indented lines for a longer piece of it ------------
 autodoc_default_options = {"members": True, "undoc-members": True}
@@ -37,8 +36,6 @@ html_theme = "furo"
 html_title = f"hpc_oldsgd {release}"
 html_copy_source = False
 html_show_sphinx = html_show_copyright = False
-html_additional_pages = {"index": "index.html"}
-templates_path = ["templates"]
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 pygments_style = "default"
@@ -59,8 +56,8 @@ PARTS = {
     "docs/integrations/lightning docs/integrations/fabric",
     "On a cluster": "docs/cluster docs/shared-file-systems docs/wheels docs/doctor docs/faults "
     "docs/stragglers docs/troubleshooting",
-    "The method": "docs/algorithms docs/topologies docs/wire docs/overlap docs/mixing-op docs/theory "
-    "docs/guarantees",
+    "The method": "docs/algorithms docs/topologies docs/wire docs/overlap docs/mixing-op "
+    "docs/theory docs/guarantees",
     "Results": "docs/results docs/results-small docs/benchmarks benchmarks/README",
     "Reference": "docs/site/api/hpc_oldsgd docs/site/api/algorithms docs/site/api/topology "
     "docs/site/api/tasks docs/site/api/data docs/site/api/ops docs/site/api/theory "
@@ -70,10 +67,14 @@ PARTS = {
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """The list of pages beside the text; the README itself has none to show."""
-    if page == root_doc:
-        for part, pages in PARTS.items():
-            source[0] += CONTENTS % (part, "\n".join(f"/{one}" for one in pages.split()))
+    """The list of pages beside the text. A page that no part names comes last."""
+    if page != root_doc:
+        return
+    parts = {part: pages.split() for part, pages in PARTS.items()}
+    parts["More"] = sorted(app.env.found_docs.difference(*parts.values(), [root_doc]))
+    for part, pages in parts.items():
+        if pages:
+            source[0] += CONTENTS % (part, "\n".join(f"/{one}" for one in pages))
 
 
 def as_restructured_text(app: Sphinx, kind: str, name: str, of: Any, how: Any, lines: list) -> None:
@@ -90,6 +91,13 @@ def as_restructured_text(app: Sphinx, kind: str, name: str, of: Any, how: Any, l
         lines.append(line if code else "".join(parts))
 
 
+def add_index(app: Sphinx, error: Exception | None) -> None:
+    """A browser and a web server look for it."""
+    if app.builder.format == "html" and not error:
+        shutil.copyfile(app.outdir / "README.html", app.outdir / "index.html")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("build-finished", add_index)
     app.connect("source-read", add_contents)
     app.connect("autodoc-process-docstring", as_restructured_text)
