@@ -38,7 +38,7 @@ PY  := $(VENV)/bin/python
 PIP := PIP_CONSTRAINT=$(VENV)/constraints.txt $(PY) -m pip install --quiet
 S   := $(VENV)/stamps
 
-.PHONY: help train test lint format bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
+.PHONY: help train test lint format docs wheels test-wheel bench fuzz test-deps test-deaths test-torch clean setup setup-tasks setup-dev
 help:  ## this list
 	@sed -n 's/^\([a-z%-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 24
 	@echo "  variables: VENV PYTHON TORCH MPI=auto|system|wheel RANKS=9 ARGS"
@@ -77,7 +77,7 @@ bench: setup  ## ours beside torch, DDP and the limits, in under ten minutes; mo
 
 SHELL_FILES = .ci/run $(wildcard scripts/*.sh jobs/*.slurm jobs/*.sh jobs/*/*.sh jobs/pbs/* jobs/lsf/* jobs/flux/* hpc_oldsgd/bench/*.sh tests/slurm/*.sh tests/jobs/*.sh)
 C_FILES = $(wildcard csrc/*.h csrc/*.cpp csrc/*.cu tests/native/*/*.h tests/native/*.cpp)
-lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck, hadolint, yamllint
+lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck, hadolint, yamllint, links in the docs
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -86,6 +86,18 @@ lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck, hadolin
 	$(VENV)/bin/shellcheck $(SHELL_FILES)
 	$(VENV)/bin/hadolint jobs/containers/Dockerfile
 	$(VENV)/bin/yamllint -d '{extends: default, rules: {line-length: {max: 120}}}' jobs/kubernetes
+	$(PY) -m sphinx -q -W --keep-going -b dummy -c docs/site . build/docs-check
+
+docs: setup-dev  ## the documentation site: build/docs/index.html
+	$(PY) -m sphinx -q -W --keep-going -c docs/site . build/docs
+
+wheels: setup-dev  ## dist/*.whl for each Python that is found, for glibc 2.28 and newer (RHEL 8)
+	test -x $(VENV)/wheels/bin/auditwheel || { $(PYTHON) -m venv $(VENV)/wheels && \
+	  $(VENV)/wheels/bin/pip install --quiet $$($(PY) scripts/extras.py wheels); }
+	scripts/wheels.sh $(PY) '$(abspath $(VENV))/wheels'
+
+test-wheel: setup-dev  ## the wheel of this Python in an empty environment, after make wheels: gigabytes
+	$(PY) -m pytest tests/repo/test_wheel.py -m long $(ARGS)
 
 format: setup-dev  ## lets ruff and clang-format rewrite what lint complains of
 	$(VENV)/bin/ruff check --fix .
@@ -145,7 +157,7 @@ $(S)/tasks: pyproject.toml | $(S)/package
 	touch $@
 
 $(S)/dev: pyproject.toml | $(S)/tasks
-	$(PY) scripts/extras.py dev > $(VENV)/extras.txt
+	$(PY) scripts/extras.py dev docs > $(VENV)/extras.txt
 	$(PIP) -r $(VENV)/extras.txt
 	touch $@
 
