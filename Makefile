@@ -111,9 +111,11 @@ $(S)/venv:
 	mkdir -p $(S) && touch $@
 
 # Nothing installed later may bring another torch: the constraints pin the one that is here.
+# transformers 5 does not use a torch before 2.6.
 $(S)/torch: $(S)/venv scripts/install-torch.sh
 	scripts/install-torch.sh $(PY) '$(TORCH)'
 	$(PY) -m pip list --format=freeze | grep '^torch==' > $(VENV)/constraints.txt
+	if grep -q '^torch==2\.[45]\.' $(VENV)/constraints.txt; then echo 'transformers<5' >> $(VENV)/constraints.txt; fi
 	touch $@
 
 # Stamps of the other MPI go first: whoever stops half-way begins anew. mpi4py may be of the other one.

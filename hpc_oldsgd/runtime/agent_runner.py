@@ -110,6 +110,7 @@ class AgentRunner(Runner):
             if g is not own:
                 own.copy_(g)
         self.optimizer.step()
+        self._left_memory.check(self.optimizer)
         increment_version(self.x)  # it changed x through the parameters, which count for themselves
         self.others.advance()
 
@@ -166,7 +167,7 @@ class AgentRunner(Runner):
             self._hooks.pop().remove()
 
     def _flatten(self) -> Flat:
-        with followed(self.model, self.optimizer):
+        with followed(self.model, self.optimizer) as self._left_memory:
             if self.several_types:
                 types = mixed_types(self.model, self.buffers)
                 flat, self.others = flatten(self.model, self.buffers, types)
