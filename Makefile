@@ -62,7 +62,8 @@ test-deaths: setup-dev  ## every rank of a ring and a torus killed in turn, ever
 TORCHES ?= 2.4.1 2.15.0
 test-torch: $(TORCHES:%=test-torch-%)  ## unit, golden and Agent tests on the oldest and the newest torch: gigabytes
 test-torch-%:
-	$(MAKE) setup VENV='$(VENV)-torch-$*' TORCH='torch==$*'
+	$(MAKE) setup-tasks VENV='$(VENV)-torch-$*' TORCH='torch==$*' \
+	  TORCHVISION="torchvision==0.$$((15 + $(word 2,$(subst ., ,$*)))).*"
 	'$(VENV)-torch-$*/bin/python' scripts/extras.py dev | grep -E '^(pytest|hypothesis)' > '$(VENV)-torch-$*/extras.txt'
 	'$(VENV)-torch-$*/bin/python' -m pip install --quiet -r '$(VENV)-torch-$*/extras.txt'
 	'$(VENV)-torch-$*/bin/python' -m pytest tests/unit tests/golden -n 2 $(ARGS)
@@ -124,9 +125,11 @@ $(S)/venv:
 	mkdir -p $(S) && touch $@
 
 # Nothing installed later may bring another torch: the constraints pin the one that is here.
+# transformers 5 does not use a torch before 2.6.
 $(S)/torch: $(S)/venv scripts/install-torch.sh
 	scripts/install-torch.sh $(PY) '$(TORCH)'
 	$(PY) -m pip list --format=freeze | grep '^torch==' > $(VENV)/constraints.txt
+	if grep -q '^torch==2\.[45]\.' $(VENV)/constraints.txt; then echo 'transformers<5' >> $(VENV)/constraints.txt; fi
 	touch $@
 
 # Stamps of the other MPI go first: whoever stops half-way begins anew. mpi4py may be of the other one.
@@ -151,7 +154,7 @@ $(S)/package: $(S)/mpi-$(MPI) pyproject.toml setup.py CMakeLists.txt $(wildcard 
 	touch $@
 
 $(S)/tasks: pyproject.toml | $(S)/package
-	$(PIP) --no-deps $(TORCHVISION)
+	$(PIP) --no-deps '$(TORCHVISION)'
 	$(PY) scripts/extras.py gpt2 plots > $(VENV)/extras.txt
 	$(PIP) -r $(VENV)/extras.txt
 	touch $@

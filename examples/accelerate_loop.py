@@ -36,8 +36,12 @@ loader = DataLoader(data, batch_size=len(sampler) // 40, sampler=sampler)  # 20 
 
 own = args.checkpoint / f"rank-{rank}"
 accelerator = Accelerator(cpu=not torch.cuda.is_available(), gradient_accumulation_steps=2)
-model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+model = nn.Sequential(
+    *(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU()),
+    *(nn.Dropout(0.2), nn.Linear(32, 10)),
+)
 model = model.to(accelerator.device)
+torch.manual_seed(1 + rank)  # every rank drops out other units
 inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
 with Agent(model, inner, OLDSGD(tau=5), topology="ring") as agent:
     scheduler = torch.optim.lr_scheduler.StepLR(inner, 10, 0.9)

@@ -36,8 +36,12 @@ sampler = DistributedSampler(data, num_replicas=n, rank=rank)  # this rank's sha
 loader = DataLoader(data, batch_size=len(sampler) // 40, sampler=sampler)  # 20 steps an epoch
 
 fabric = Fabric(accelerator="auto", devices=1, plugins=LightningEnvironment())
-model = nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+model = nn.Sequential(
+    *(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU()),
+    *(nn.Dropout(0.2), nn.Linear(32, 10)),
+)
 model = fabric.to_device(model)
+torch.manual_seed(1 + rank)  # every rank drops out other units
 inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
 own = args.checkpoint / f"rank-{rank}"
 with Agent(model, inner, OLDSGD(tau=5), topology="ring") as agent:

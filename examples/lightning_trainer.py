@@ -35,8 +35,10 @@ torch.manual_seed(0)  # the same first weights on every rank
 class Digits(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        layers = (nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
-        self.net = nn.Sequential(*layers)
+        self.net = nn.Sequential(
+            *(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU()),
+            *(nn.Dropout(0.2), nn.Linear(32, 10)),
+        )
 
     def training_step(self, batch: list[Tensor], _: int) -> Tensor:
         x, y = batch
@@ -44,7 +46,9 @@ class Digits(L.LightningModule):
 
     def configure_optimizers(self) -> dict:  # the model is on its device now
         inner = torch.optim.AdamW(self.parameters(), lr=3e-3)
-        self.agent = Agent(self, inner, OLDSGD(tau=5), topology="ring")
+        # Lightning has loaded the checkpoint's weights already, each rank its own. The optimizer
+        # brings them again, with all the rest.
+        self.agent = Agent(self, inner, OLDSGD(tau=5), topology="ring", sync=True)
         optimizer = self.agent.as_optimizer()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
         return {
@@ -69,6 +73,7 @@ loader = DataLoader(data, batch_size=len(sampler) // 40, sampler=sampler)  # 20 
 
 own = args.checkpoint / f"rank-{rank}"
 model = Digits()
+torch.manual_seed(1 + rank)  # every rank drops out other units
 trainer = L.Trainer(
     accelerator="auto",
     devices=1,

@@ -41,6 +41,33 @@ def steps_of(scheduler: Any) -> int | None:
     return None if count is None else count - 1
 
 
+class _ByName:
+    """A module's own tensors of one kind, through its public names."""
+
+    def __init__(self, module: nn.Module, kind: str) -> None:
+        self._module, self._kind = module, kind
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        return list(getattr(self._module, f"named_{self._kind}")(recurse=False))
+
+    def get(self, key: str) -> Any:
+        return getattr(self._module, key, None)
+
+    def __setitem__(self, key: str, tensor: Tensor) -> None:
+        setattr(self._module, key, tensor)
+
+
+def held(module: nn.Module) -> list[Any]:
+    """Where a module holds its parameters, and where its buffers: dictionaries, or what acts so."""
+    kinds = ("parameters", "buffers")
+    return [getattr(module, f"_{kind}", None) or _ByName(module, kind) for kind in kinds]
+
+
+def is_spectral_norm(module: nn.Module) -> bool:
+    """torch's parametrization, under a public name too if it gets one."""
+    return any(cls.__name__.lstrip("_") == "SpectralNorm" for cls in type(module).__mro__)
+
+
 def hooks(module: nn.Module) -> list[Any]:
     """Functions that run before or after the module's forward."""
     kinds = ("_forward_pre_hooks", "_forward_hooks")
@@ -58,6 +85,5 @@ def add_to_all(rows: list[Tensor], more: Iterable[Tensor], alpha: float) -> None
 
 
 def file_of_torch() -> str:
-    """The library that is linked with all others of torch. Raises AttributeError."""
-    path: str = torch._C.__file__
-    return path
+    """The library that is linked with all others of torch; empty if torch has none of that name."""
+    return getattr(getattr(torch, "_C", None), "__file__", "") or ""

@@ -18,6 +18,9 @@ from torch import Tensor
 
 from . import checks, narrow_native, narrow_reference, native
 
+COMPILES_LISTS = torch.__version__ >= "2.5"
+"""Before, torch compiled no op that changes the tensors of a list."""
+
 
 def message_bytes(d: int, bits: int) -> int:
     """The bytes of a message of d numbers, scales included."""
@@ -61,7 +64,8 @@ def fused_mix_narrow(
     """
     d2 = torch.empty((), dtype=torch.float64, device=x.device) if distance else None
     traced = checks.traced(x, z_self, next_message, *copies, *messages)
-    run = _fused_mix_narrow if traced else _mix_narrow
+    run = _fused_mix_narrow if COMPILES_LISTS else _one_after_the_other
+    run = run if traced else _mix_narrow
     run(x, z_self, copies, messages, weights, bits, next_message, d2)
     return d2
 
@@ -98,6 +102,15 @@ def _mix_narrow(*arguments: Any) -> None:
         _code_for(x.device).mix_narrow(
             x, z_self, copies, messages, weights, bits, next_message, distance
         )
+
+
+def _one_after_the_other(*arguments: Any) -> None:
+    x, z_self, copies, messages, weights, bits, next_message, distance = arguments
+    for z, message in zip(copies, messages, strict=True):
+        _decode_add_op(z, message, bits)
+    torch.ops.hpc_oldsgd.fused_mix_delta(x, z_self, copies, weights, None, distance)
+    if next_message is not None:
+        _encode_op(x, z_self, next_message, bits)
 
 
 _encode_op = torch.library.custom_op(

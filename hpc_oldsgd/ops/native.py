@@ -39,7 +39,8 @@ def _load() -> tuple[ModuleType | None, str]:
 def openmp_entry() -> int:
     """The function that starts torch's threads; 0 if there is none, and one thread does all."""
     try:
-        library = ctypes.CDLL(file_of_torch())  # looks through the libraries it is linked with
+        # It looks through the libraries that this one, or else this program, is linked with.
+        library = ctypes.CDLL(file_of_torch() or None)
         return ctypes.cast(library.GOMP_parallel, ctypes.c_void_p).value or 0
     except (AttributeError, OSError):
         return 0

@@ -216,19 +216,25 @@ class Agent(AgentRunner, metaclass=_UsersView):
             found["exposed_s"] = exposed / len(recent)
             found["hidden"] = max(0.0, 1.0 - exposed / transfer) if transfer else 1.0
         if self.transport.distance is not None:
-            found["consensus"] = float(self.transport.distance)
+            found["consensus"] = float(self.transport.distance) + self.others.distance
         return found
 
     # -- save and resume -----------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """All of this rank's: x, frozen weights, counters, algorithm, optimizer. No copies.
+        """All of this rank's: x, frozen weights, counters, algorithm, optimizer, and the random
+        generators. No copies.
 
         Between two rounds: when `agent.at_boundary` is True, after `scheduler.step()`.
         """
         self.flat.adopt()
         outside = {name: tensor.detach() for name, tensor in self.flat.outside()}
-        return {**super().state_dict(), "outside": outside, "made": agent_state.made(self)}
+        return {
+            **super().state_dict(),
+            "outside": outside,
+            "made": agent_state.made(self),
+            "random": agent_state.random_state(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a state of the same algorithm, model and number of ranks. Collective."""
@@ -239,12 +245,14 @@ class Agent(AgentRunner, metaclass=_UsersView):
             for name, tensor in state.get("outside", {}).items():
                 own[name].copy_(tensor)
         super().load_state_dict(state)
+        if "random" in state:
+            agent_state.set_random_state(state["random"])
 
     def save(self, folder: str | os.PathLike[str], **also: Any) -> None:
         """`agent.save("checkpoint", scheduler=scheduler, epoch=3)`: one file a rank. Collective.
 
         Call it at the end of the loop's body when `agent.at_boundary` is True. It holds the state,
-        the random generators, and the state_dict (or the plain value) of everything else given.
+        and the state_dict (or the plain value) of everything else given.
         """
         if self._inside_step:
             raise UserError(

@@ -7,6 +7,7 @@ import inspect
 import weakref
 from collections.abc import Iterator
 from dataclasses import fields
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -110,32 +111,58 @@ def refuse_alone(optimizer: Any, *_: Any) -> None:
         )
 
 
+class LeftMemory:
+    """Memory that parameters have left. Who writes there trains what nobody reads."""
+
+    def __init__(self, before: list[Tensor]) -> None:
+        some = sorted(before, key=Tensor.numel)[:8]  # the smallest: they are kept for one step
+        self._watched = [(old, old.clone()) for old in some]
+
+    def check(self, optimizer: Optimizer) -> None:
+        """After its first step; later calls cost nothing."""
+        for old, was in self._watched:
+            if not torch.equal(old, was):
+                raise _keeps_memory(optimizer)
+        self._watched = []
+
+
+def _keeps_memory(optimizer: Optimizer) -> UserError:
+    return UserError(
+        f"{type(optimizer).__name__} keeps a part of a parameter's memory, which the Agent moves: "
+        "use an optimizer that reads p at every step"
+    )
+
+
 @contextlib.contextmanager
-def followed(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
+def followed(model: nn.Module, optimizer: Optimizer) -> Iterator[LeftMemory]:
     """Parameters may move to other memory in here: tensors that the optimizer keeps follow them.
 
     Some optimizers keep `p.data` from when they were made. They would train memory nobody reads.
     """
     before = [(parameter, parameter.detach()) for parameter in model.parameters()]
-    yield
+    yield LeftMemory([old for parameter, old in before if parameter.requires_grad])
     moved = {old.data_ptr(): (p, old) for p, old in before if old.data_ptr() != p.data_ptr()}
-    for held in _tensors(getattr(optimizer, "__dict__", {})):
+    for held in _tensors(optimizer, set()):
         found = moved.get(held.data_ptr())
         if found is None or not held.numel():
             continue
         parameter, old = found
         if (held.shape, held.stride(), held.dtype) != (old.shape, old.stride(), old.dtype):
-            raise UserError(
-                f"{type(optimizer).__name__} keeps a part of a parameter's memory, which the Agent "
-                "moves: use an optimizer that reads p at every step"
-            )
+            raise _keeps_memory(optimizer)
         held.data = parameter.data
 
 
-def _tensors(thing: Any, depth: int = 6) -> Iterator[Tensor]:
+def _tensors(thing: Any, seen: set[int], depth: int = 6) -> Iterator[Tensor]:
+    """In its attributes, in theirs, and in lists and dictionaries of such."""
     if isinstance(thing, Tensor):
         if thing.layout is torch.strided:
             yield thing
-    elif depth and isinstance(thing, (dict, list, tuple)):
-        for one in thing.values() if isinstance(thing, dict) else thing:
-            yield from _tensors(one, depth - 1)
+        return
+    if not isinstance(thing, (dict, list, tuple)):
+        thing = None if isinstance(thing, ModuleType) else getattr(thing, "__dict__", None)
+        if not isinstance(thing, dict):  # a class has another kind
+            return
+    if depth and id(thing) not in seen:
+        seen.add(id(thing))
+        for one in list(thing.values() if isinstance(thing, dict) else thing):
+            yield from _tensors(one, seen, depth - 1)

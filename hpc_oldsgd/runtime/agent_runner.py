@@ -77,6 +77,7 @@ class AgentRunner(Runner):
         startup.comm = transport.comm  # from here on no message meets the user's
         tail = running_statistics([self.flat])
         super().__init__(self.flat.x, algorithm, transport, trace, tail)
+        self.others.attach(self)
         try:
             startup.check(self._check_optimizer)
             self._check_same_model(sync is not False)
@@ -109,7 +110,9 @@ class AgentRunner(Runner):
             if g is not own:
                 own.copy_(g)
         self.optimizer.step()
+        self._left_memory.check(self.optimizer)
         increment_version(self.x)  # it changed x through the parameters, which count for themselves
+        self.others.advance()
 
     def version(self) -> int:
         return self.flat.version()
@@ -123,6 +126,7 @@ class AgentRunner(Runner):
 
     def finish(self) -> None:
         super().finish()
+        self.others.drop()
         self._remove_hooks()
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
@@ -140,10 +144,14 @@ class AgentRunner(Runner):
             end_job(world(), f"rank {self.rank} exits, the job ends{said}\n", code)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = {**super().state_dict(), "optimizer": self.optimizer.state_dict()}
+        if self.others.flats and state["algorithm"]:
+            state["beside"] = self.others.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
+        self.others.load_state_dict(state.get("beside", {}))
         super().load_state_dict(state)
 
     def _poll_in_backward(self) -> None:
@@ -159,7 +167,7 @@ class AgentRunner(Runner):
             self._hooks.pop().remove()
 
     def _flatten(self) -> Flat:
-        with followed(self.model, self.optimizer):
+        with followed(self.model, self.optimizer) as self._left_memory:
             if self.several_types:
                 types = mixed_types(self.model, self.buffers)
                 flat, self.others = flatten(self.model, self.buffers, types)
@@ -168,10 +176,9 @@ class AgentRunner(Runner):
         return flat
 
     def _boundary(self) -> bool:
-        self.others.mix(self.transport)
         stops = super()._boundary()
-        if not stops and self.others.flats:
-            self.others.send(self.transport, self.r)
+        if not stops:
+            self.others.begin()
         return stops
 
     def _drop(self) -> None:
@@ -237,13 +244,15 @@ class AgentRunner(Runner):
 
         The optimizer's state belongs to its parameters and stays; the algorithm's moves with them.
         """
-        old, state = self.flat, dict(self.algorithm.state_dict()) if self.t else {}
-        known = {id(tensor) for _, tensor in (*_named(old.slots), *self._outside_before)}
+        old = [(self.flat, self.algorithm.state_dict())]
+        old += [(one.flat, one.algorithm.state_dict()) for one in self.others.each]
+        known = {id(tensor) for _, tensor in (*_named(self.flat.slots), *self._outside_before)}
         self._drop()
         self.transport.free_memory()
         self._remove_hooks()
         self.flat = self._startup.check(self._flatten)
         self.x = self.flat.x
+        self.others.attach(self)
         self.transport.tail = running_statistics([self.flat])
         self.transport.model = self.x
         self._startup.check(self._check_optimizer)
@@ -255,24 +264,41 @@ class AgentRunner(Runner):
         self._poll_in_backward()
         hooks, self.on_round = self.on_round, []  # those of this boundary have been called
         try:
-            self._start_with(state, old)
+            self._start_with(old if self.t else [])
         finally:
             self.on_round = hooks
 
-    def _start_with(self, state: dict[str, Tensor], old: Flat) -> None:
+    def _start_with(self, old: list[tuple[Flat, dict[str, Tensor]]]) -> None:
         self.algorithm.load_state_dict({}, like=self.x)
+        self.others.load_state_dict({})
         self.start()
-        if not state:
+        states = [_moved(self.algorithm, self.flat, old)]
+        states += [_moved(one.algorithm, one.flat, old) for one in self.others.each]
+        if not any(states):
             return
-        begun = {k: v.clone() for k, v in self.algorithm.state_dict().items()}
-        places = {id(slot.tensor): slot for slot in old.slots}
-        for name, value in begun.items():
-            for slot in self.flat.slots if value.shape == self.x.shape else ():
-                if id(slot.tensor) in places:
-                    slot.view(value).copy_(places[id(slot.tensor)].view(state[name]))
         self._drop()
-        self.algorithm.load_state_dict(begun, like=self.x)
+        self.algorithm.load_state_dict(states[0], like=self.x)
+        for one, state in zip(self.others.each, states[1:], strict=True):
+            one.algorithm.load_state_dict(state, like=one.x)
         self.start()
+
+
+def _moved(
+    begun: Algorithm, flat: Flat, old: list[tuple[Flat, dict[str, Tensor]]]
+) -> dict[str, Tensor]:
+    """The state that has begun, with what the tensors had in the old one; nothing if none had."""
+    state = {name: value.clone() for name, value in begun.state_dict().items()}
+    known = [(was, saved) for was, saved in old if was.dtype == flat.dtype]
+    for was, saved in known:
+        places = {id(slot.tensor): slot for slot in was.slots}
+        for name, value in state.items():
+            if value.shape != flat.x.shape:
+                value.copy_(saved[name])
+                continue
+            for slot in flat.slots:
+                if id(slot.tensor) in places:
+                    slot.view(value).copy_(places[id(slot.tensor)].view(saved[name]))
+    return state if known else {}
 
 
 def _named(slots: list[Slot]) -> list[tuple[str, Tensor]]:

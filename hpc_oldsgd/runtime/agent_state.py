@@ -74,12 +74,13 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"].cpu())  # a framework may load all tensors to a GPU
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+        torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
 def save(agent: Agent, folder: Path, also: dict[str, Any]) -> None:
@@ -89,7 +90,6 @@ def save(agent: Agent, folder: Path, also: dict[str, Any]) -> None:
         _check_not_behind(agent, name, one)
     content = {
         "agent": state,
-        "random": random_state(),
         "also": {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in also.items()},
     }
 
@@ -124,8 +124,10 @@ def load(agent: Agent, folder: Path, also: dict[str, Any]) -> dict[str, Any]:
             also[name].load_state_dict(saved)
         else:
             values[name] = saved
-    agent.load_state_dict(content["agent"])
-    set_random_state(content["random"])
+    state = content["agent"]
+    if "random" in content:  # of an earlier version
+        state["random"] = content["random"]
+    agent.load_state_dict(state)
     return values
 
 

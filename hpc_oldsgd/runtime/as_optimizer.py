@@ -59,7 +59,10 @@ class AgentOptimizer(torch.optim.Optimizer):
         self.agent.optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """The agent's whole state, in the form of an optimizer's. Between two rounds."""
+        """The agent's whole state, in the form of an optimizer's. Between two rounds.
+
+        It holds this rank's random generators: most frameworks save none.
+        """
         state = self.agent.state_dict()
         return {**state.pop("optimizer"), "agent": state}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..torch_private import hooks, version
+from ..torch_private import held, hooks, is_spectral_norm, version
 
 ALIGN_BYTES = 64  # each tensor starts on a cache line, as torch's own allocator gives it
 Buffers = Literal["mix", "local"]
@@ -26,8 +26,8 @@ class Slot:
     name: str
     tensor: Tensor
     offset: int
-    held: dict[str, Any]
-    """Where its module holds it: `_parameters` or `_buffers`."""
+    held: Any
+    """Where its module holds it, by name."""
     key: str
     """Its name there."""
 
@@ -245,27 +245,25 @@ def _described(name: str, tensor: Tensor, mixed: bool) -> str:
 def power_vectors(module: nn.Module) -> set[int]:
     """Ids of spectral norm's u and v. They belong to one rank's weights: an average of unit vectors
     is none, and two ranks' may point in opposite directions."""
-    from torch.nn.utils import parametrizations
     from torch.nn.utils.spectral_norm import SpectralNorm
 
-    new_style = getattr(parametrizations, "_SpectralNorm", ())
     found: set[int] = set()
     for part in module.modules():
         names = [h.name for h in hooks(part) if isinstance(h, SpectralNorm)]
         keys = [f"{name}{end}" for name in names for end in ("_u", "_v")]
-        if new_style and isinstance(part, new_style):
+        if is_spectral_norm(part):
             keys += ["_u", "_v"]
-        found |= {id(part._buffers[key]) for key in keys if key in part._buffers}
+        found |= {id(buffer) for key, buffer in part.named_buffers(recurse=False) if key in keys}
     return found
 
 
-def _homes(module: nn.Module) -> dict[int, tuple[dict[str, Any], str]]:
-    """By a tensor's id: the dictionary in which its module holds it, and its name there."""
-    homes: dict[int, tuple[dict[str, Any], str]] = {}
+def _homes(module: nn.Module) -> dict[int, tuple[Any, str]]:
+    """By a tensor's id: where its module holds it, and its name there."""
+    homes: dict[int, tuple[Any, str]] = {}
     for part in module.modules():
-        for held in (part._parameters, part._buffers):
-            for key, tensor in held.items():
-                homes.setdefault(id(tensor), (held, key))
+        for place in held(part):
+            for key, tensor in place.items():
+                homes.setdefault(id(tensor), (place, key))
     return homes
 
 

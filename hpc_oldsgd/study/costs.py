@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from .. import algorithms, topology
 from ..algorithms import Algorithm
@@ -49,7 +49,7 @@ class Costs:
     all_reduces: int  # per round
 
 
-class Ledger(TorchDispatchMode):
+class Ledger(TorchFunctionMode):
     """Counts the model-sized tensors that live at one time, apart from those it was told of."""
 
     def __init__(self, known: list[Tensor]) -> None:
@@ -60,7 +60,7 @@ class Ledger(TorchDispatchMode):
         self.peak = 0
         self.off = False
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -72,7 +72,7 @@ class Ledger(TorchDispatchMode):
         if isinstance(out, Tensor):
             storage = out.untyped_storage()
             if storage.nbytes() >= self.nbytes and storage.data_ptr() not in self.known:
-                self.live[storage._cdata] = StorageWeakRef(storage)
+                self.live[storage.data_ptr()] = StorageWeakRef(storage)
         self.live = {key: ref for key, ref in self.live.items() if not ref.expired()}
         self.peak = max(self.peak, len(self.live))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -216,10 +217,11 @@ class HoldsData(torch.optim.Optimizer):
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.5})
-        self.held = {"here": [p.data for p in self.param_groups[0]["params"]]}
+        kept = {"here": [p.data for p in self.param_groups[0]["params"]]}
+        self.helper = SimpleNamespace(kept=kept, owner=self)
 
     def step(self, closure: Any = None) -> None:
-        for p, data in zip(self.param_groups[0]["params"], self.held["here"], strict=True):
+        for p, data in zip(self.param_groups[0]["params"], self.helper.kept["here"], strict=True):
             data.sub_(p.grad, alpha=0.5)
 
 
@@ -229,6 +231,27 @@ def test_an_optimizer_that_holds_p_data_trains_the_model(comm):
         model.backward()
         agent.step()
         assert model.a.tolist() == [0.5] * 3 == agent.x[:3].tolist()
+
+
+class HidesData(HoldsData):
+    """Where nobody finds it."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params)
+        kept, self.helper = self.helper.kept["here"], None
+        self.write = lambda: [data.sub_(0.5) for data in kept]
+
+    def step(self, closure: Any = None) -> None:
+        self.write()
+
+
+def test_an_optimizer_that_trains_what_the_model_has_left_is_named(comm):
+    model = Grows(1.0)
+    agent = Agent(model, HidesData([model.a]), LDSGD(tau=2), "ring", comm)
+    model.backward()
+    with pytest.raises(UserError, match="HidesData keeps a part of a parameter's memory"):
+        agent.step()
+    agent.finish()
 
 
 @pytest.mark.parametrize("kind", ["old", "new"])
@@ -303,12 +326,12 @@ def test_a_model_that_leaves_x_is_noticed_at_the_next_step(comm, change, message
     agent.finish()
 
 
-def test_two_types_under_an_algorithm_that_mixes_one_are_refused(comm):
+def test_two_types_that_do_not_go_together_are_refused(comm):
     model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3), nn.Linear(3, 2)).to(torch.bfloat16)
     model[1].float()
     message = r"1\.weight is torch\.float32, 0\.weight is .*model\.to\(torch\.bfloat16\)"
     with pytest.raises(UserError, match=message):
-        Agent(model, sgd(model), LDSGD(), "ring", comm)
+        Agent(model, sgd(model), KGT(), "ring", comm)
     with pytest.raises(UserError, match=r"does not fit the wire type torch\.float32"):
         double = nn.Sequential(nn.Linear(3, 3).double(), nn.LayerNorm(3).half())
         Agent(double, sgd(double), OLDSGD(), "ring", comm, wire="fp32")

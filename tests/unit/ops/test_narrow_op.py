@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from hpc_oldsgd import ops
+from hpc_oldsgd.ops import narrow
 from support import narrow_inputs
 from support.bits import same
 from support.mix_inputs import Wrapped
@@ -137,12 +138,18 @@ def test_opcheck() -> None:
     d2 = torch.empty((), dtype=torch.float64)
     found = torch.ops.hpc_oldsgd
     arguments = (c.x, c.z, c.copies, c.messages, c.weights, 4, c.next, d2)
-    torch.library.opcheck(found.fused_mix_narrow.default, arguments)
+    if narrow.COMPILES_LISTS:
+        torch.library.opcheck(found.fused_mix_narrow.default, arguments)
     torch.library.opcheck(found.encode.default, (c.x, c.z, c.next, 4))
     torch.library.opcheck(found.decode_add.default, (c.z, c.next, 4))
 
 
-def test_compiled() -> None:
+@pytest.mark.parametrize("lists", sorted({narrow.COMPILES_LISTS, False}))
+def test_compiled(lists: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also as torch 2.4 must do it."""
+    monkeypatch.setattr(narrow, "COMPILES_LISTS", lists)
+    torch.compiler.reset()
+
     def step(c: narrow_inputs.Narrow) -> Tensor:
         d2 = ops.fused_mix_narrow(
             c.x, c.z, c.copies, c.messages, c.weights, 4, next_message=c.next, distance=True
