@@ -256,4 +256,4 @@ def test_open_mpi_is_told_of_small_fragments_by_any_import():
     shown = subprocess.run(
         [sys.executable, "-c", program], env=clean, capture_output=True, text=True, check=True
     )
-    assert shown.stdout.strip() == "131072"
+    assert shown.stdout.strip() == "65536"

@@ -16,6 +16,7 @@ from hpc_oldsgd import algorithms, tasks, topology
 from hpc_oldsgd.checkpoints.store import Checkpoint, find, newest_first
 from hpc_oldsgd.runs.recovery import repaired
 from hpc_oldsgd.training.options import TrainOptions
+from hpc_oldsgd.transport.base import ring_chunks
 from support.jobs import TRAIN, Mpirun, openmpi
 from support.runs import rows_of
 
@@ -40,17 +41,23 @@ def states(found: Checkpoint) -> list[dict[str, Any]]:
     return [found.read(k)["runner"] for k in range(found.count)]
 
 
-def oldsgd_by_hand(found: Checkpoint, t_end: int) -> torch.Tensor:
-    """x_i <- sum_j w_ij x_j^{t-tau} - alpha sum_k g_i^k, from a checkpoint's models, in float64."""
+def oldsgd_by_hand(found: Checkpoint, t_end: int, P: int = 1) -> torch.Tensor:
+    """x_i <- sum_j w_ij x_j^{t-tau} - alpha sum_k g_i^k, from a checkpoint's models, in float64.
+
+    With P = tau each fragment is mixed one step after it left.
+    """
     task = tasks.get("logistic")()
     data, n = found.manifest["data"], found.count
     shards = [task.shard(i, data["of"]) for i in data["agents"]]
     W = torch.tensor(topology.from_name(found.manifest["run"]["topology"], n).matrix())
-    X = torch.stack([s["x"][:D] for s in states(found)]).double()
+    rows = [s["x"] for s in states(found)]
+    X = torch.stack([x[:D] for x in rows]).double()
+    parts = [slice(a, min(b, D)) for a, b in ring_chunks(len(rows[0]), P)]
     model = task.model().double()
     for t in range(found.manifest["iteration"], t_end, TAU):
-        Y = X.clone()
         for k in range(t, t + TAU):
+            if (k - t) % (TAU // P) == 0:
+                Y = X.clone()
             before = X.mean(0)
             G = torch.zeros_like(X)
             for i in range(n):
@@ -61,13 +68,16 @@ def oldsgd_by_hand(found: Checkpoint, t_end: int) -> torch.Tensor:
                 G[i] = torch.cat([p.grad.flatten() for p in model.parameters()])  # type: ignore[union-attr]
             X = X - ALPHA * G
             assert torch.allclose(X.mean(0), before - ALPHA * G.mean(0), atol=1e-12)
-        X = W @ Y + (X - Y)
+            if (k + 1 - t) % (TAU // P) == 0:
+                part = parts[(k - t) * P // TAU]
+                X[:, part] += (W @ Y - Y)[:, part]
     return X
 
 
 def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    words = [*SHORT, "--out", str(run)]
+    """In two fragments, so that either may be on its way."""
+    run, P = tmp_path / "run", 2
+    words = [*SHORT, "--fragments", str(P), "--out", str(run)]
     job = ulfm(4, *TRAIN, *words, "--iterations", "160", FAULT="kill:0:21 kill:2:121")
     assert job.returncode == 0, job.stderr
     said = [line for line in job.stderr.splitlines() if " died: " in line]
@@ -90,7 +100,7 @@ def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Pa
         assert of_n[0].manifest["data"] == {"of": 4, "agents": survivors}
         last = of_n[-1]
         assert last.r >= of_n[0].r + 2
-        X = oldsgd_by_hand(of_n[0], last.manifest["iteration"])
+        X = oldsgd_by_hand(of_n[0], last.manifest["iteration"], P)
         for i, state in enumerate(states(last)):
             assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-5), (n, i)
 
@@ -100,7 +110,7 @@ def test_killed_twice_rank_zero_first(ulfm: Mpirun, mpirun: Mpirun, tmp_path: Pa
     assert more.returncode == 0 and "goes on from round 80" in more.stderr, more.stderr
     final = checkpoints(run)[-1]
     assert final.r == 82 and final.manifest["data"] == {"of": 4, "agents": [1, 3]}
-    X = oldsgd_by_hand(saved[-1], 164)
+    X = oldsgd_by_hand(saved[-1], 164, P)
     for i, state in enumerate(states(final)):
         assert torch.allclose(state["x"][:D].double(), X[i], atol=1e-5)
     summary = json.loads((run / "summary.json").read_text())

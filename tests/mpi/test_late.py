@@ -11,6 +11,8 @@ import torch
 from mpi4py import MPI
 
 from hpc_oldsgd import topology
+from hpc_oldsgd.algorithms import OLDSGD
+from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.simulation.slowdown import pause
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.transport.late import Late
@@ -146,6 +148,30 @@ def test_random_pauses_never_divide_the_ends(comm, graph):
     transport.exchange(x, 40).wait()  # goes on after the drain, and closes with it open
     transport.close()
     transport.close()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_edges_of_single_fragments_are_left_out_and_the_mean_stays(comm):
+    n, i = comm.size, comm.rank
+    x = rows(n, D, torch.float64)[i].clone()
+    before = comm.allreduce(x.numpy().copy(), MPI.SUM)
+    transport = MpiTransport(comm, topology.from_name("ring", n), late=Late(0.0005, 2))
+    runner = Plain(x, OLDSGD(tau=3, fragments=3), transport, 0.1)
+    random = np.random.default_rng(i)
+    runner.start()
+    for _ in range(30):  # that nobody is late in all of them does not happen
+        for _ in range(3 * 5):
+            time.sleep(0.02 if random.random() < 0.15 else 0.0005)
+            runner.advance(torch.zeros_like(x))
+        out = comm.allreduce(np.array([f.left_out for f in transport.records]), MPI.SUM)
+        transport.records.clear()
+        assert (out % 2 == 0).all(), "one end used the edge, the other did not"
+        if out.any():
+            break
+    else:
+        pytest.fail("no neighbour was ever left out")
+    runner.finish()
+    np.testing.assert_allclose(comm.allreduce(x.numpy(), MPI.SUM), before, rtol=0, atol=1e-10)
 
 
 @pytest.mark.mpi(min_size=2)

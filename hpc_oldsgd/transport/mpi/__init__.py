@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ... import ops
 from ...errors import NeighbourTimeout, UserError
 from ...launch.launcher import check_world
-from ...launch.openmpi import FRAGMENT, too_late
+from ...launch.openmpi import BYTES, FRAGMENT, too_late
 from ...topology import Topology
 from ..base import Transport, Wire
 from ..heartbeat import Board, named
@@ -84,7 +84,7 @@ class MpiTransport(Transport):
         if too_late and self.rank == 0 and len(set(self.hosts)) > 1 and "Open MPI" in vendor():
             warnings.warn(
                 "mpi4py.MPI was imported before hpc_oldsgd: over TCP Open MPI will hide less; "
-                f"import hpc_oldsgd first, or set {FRAGMENT}=131072",
+                f"import hpc_oldsgd first, or set {FRAGMENT}={BYTES}",
                 stacklevel=2,
             )
         self.board: Board | None = None
