@@ -111,6 +111,14 @@ class Message:
     """What nothing hides: copying, encoding, mixing, waking up."""
     more_stall: float = 0.0
 
+    def longer(self, times: float) -> Message:
+        """Of a model that has so many times the bytes."""
+        return replace(
+            self,
+            seconds=self.more + (self.seconds - self.more) * times,
+            stall=self.more_stall + (self.stall - self.more_stall) * times,
+        )
+
 
 @dataclass(frozen=True)
 class Measured:
