@@ -25,6 +25,7 @@ from ..tasks import Task
 from ..topology import Topology
 from ..training.choose import MARGIN, choose
 from ..training.loop import Worker
+from ..training.measure import about
 from ..training.options import SimulateOptions
 from ..training.plan import Allowed, Measured, Message, Plan
 from .spec import Spec
@@ -147,10 +148,11 @@ class Stacked(Backend):
         measured = Measured(1.0, {key: Message(c)}, all_reduce, 0, options.jitter)
         given = {"topology": options.topology, "wire": options.wire}
         allowed = Allowed.of(options.choice, spec.algorithm, **given)
-        return choose(
+        made = choose(
             spec.algorithm, graphs, measured, allowed, margin=MARGIN if options.jitter else 1.0,
             speed=np.array(options.speeds()), degree_aware=options.degree_aware,
         )  # fmt: skip
+        return about(made, measured, spec.algorithm, self.n, model)
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
         return list(range(found.count))

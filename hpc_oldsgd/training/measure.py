@@ -112,22 +112,25 @@ def make_plan(
     )
     text = ""
     if comm.rank == 0:  # one rank decides: the others' cores may compute for it
-        plan = choose(algorithm, known, measured, allowed)
+        plan = with_seconds(choose(algorithm, known, measured, allowed), measured)
         text = json.dumps(about(plan, measured, algorithm, comm.size, model).as_dict())
     return from_dict(json.loads(startup.gather(text)[0]))
 
 
+def with_seconds(plan: Plan, measured: Measured) -> Plan:
+    """The reason says first what was measured."""
+    message = max(measured.messages[f"{plan.topology} {plan.wire}"].seconds, measured.all_reduce)
+    told = (
+        f"a gradient takes {short(measured.gradient)} (slowest on rank {measured.slowest}), "
+        f"a message {short(message)}"
+    )
+    return replace(plan, reason=f"{told}; {plan.reason}")
+
+
 def about(plan: Plan, measured: Measured, algorithm: Algorithm, n: int, model: nn.Module) -> Plan:
     """The plan with all that it says about itself."""
-    message = max(measured.messages[f"{plan.topology} {plan.wire}"].seconds, measured.all_reduce)
-    reason = (
-        f"a gradient takes {short(measured.gradient)} (slowest on rank {measured.slowest}), "
-        f"a message {short(message)}; {plan.reason}"
-    )
-    return replace(
-        plan, reason=reason, agents=n, algorithm=algorithm.name, model=size_of(model),
-        measured=asdict(measured),
-    )  # fmt: skip
+    known = {"algorithm": algorithm.name, "model": size_of(model), "measured": asdict(measured)}
+    return replace(plan, agents=n, **known)
 
 
 # -- what may be measured --------------------------------------------------------------------------

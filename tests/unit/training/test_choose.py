@@ -129,7 +129,7 @@ def test_never_more_than_is_stable() -> None:
 
 # -- graph and wire --------------------------------------------------------------------------------
 
-GRAPHS = {name: topology.from_name(name, 8) for name in ("ring", "one-peer-exponential")}
+GRAPHS = {name: topology.from_name(name, 4) for name in ("ring", "one-peer-exponential")}
 BYTES = {"same": 1.0, "bf16": 0.5, "int8": 0.26, "int4": 0.133}
 
 
@@ -144,7 +144,7 @@ def planned(c: float, stall: float = 0.0, **allowed: Any) -> Plan:
 
 
 def test_the_slower_the_link_the_narrower_the_wire_and_then_the_larger_tau() -> None:
-    found = [planned(c) for c in (0.01, 0.3, 0.6, 1.5, 5.0, 12.0, 40.0, 200.0)]
+    found = [planned(c) for c in (0.01, 0.6, 1.5, 5.0, 40.0, 200.0)]
     width = [list(BYTES).index(plan.wire) for plan in found]
     tau = [plan.tau for plan in found]
     assert width == sorted(width) and tau == sorted(tau)
