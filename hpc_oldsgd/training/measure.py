@@ -21,7 +21,7 @@ from ..runtime.wire import check_wire, wire_type
 from ..topology import Topology, from_name
 from ..transport.base import Transport
 from ..transport.narrow import Narrow, check_memory
-from .choose import choose, kinds
+from .choose import check_overlaps, choose, kinds
 from .plan import (
     ANY,
     GRAPHS,
@@ -37,6 +37,8 @@ from .plan import (
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+    from ..transport.mpi import MpiTransport
 
 GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up
 PARTS = 8  # of the second size of message: the two make a line
@@ -79,34 +81,28 @@ def make_plan(
     def options() -> tuple[dict[str, Topology], list[str], torch.Tensor]:
         x = like_x(model, buffers)
         known = graphs or graphs_for(allowed.graphs, lambda name: from_name(name, comm.size))
+        for graph in known.values():
+            check_overlaps(algorithm, graph, allowed.tau)
         return dict(known), wires_for(allowed.wires, algorithm, x.dtype), x
 
     known, wires, x = startup.check(options)
-    first = next(iter(known))
-    used = kinds(algorithm, known[first])
-    if "exchange" not in used:  # an all-reduce knows neither graph nor wire
-        known, wires = {first: known[first]}, wires[:1]
+    name, first = next(iter(known.items()))
+    if "exchange" not in kinds(algorithm, first):  # an all-reduce knows neither
+        known, wires = {name: first}, wires[:1]
 
     def make(graph: Topology, wire: str) -> MpiTransport:
         kind = wire_type(wire, x.dtype)
         return MpiTransport(comm, graph, wire=kind, timeout_s=timeout_s, **transport_options)
 
-    idle = make(known[first], wires[0])
-    here = 1 if x.is_cuda else idle.hosts.count(idle.hosts[comm.rank])
-    own = [value * factor for value in gradient_seconds(model, gradient, idle)]
-    own.append(all_reduce_seconds(idle, x) if "all_reduce" in used else 0.0)
-    ranks = idle.everywhere(*own).result()
-    idle.close()
-    took, deviation = ranks[:, 0], ranks[:, 1]
-    messages = {}
-    for name, graph in known.items():
-        for wire in wires if "exchange" in used else ():
-            if fits(wire, x, graph, here, startup):
-                messages[f"{name} {wire}"] = message_seconds(make(graph, wire), x)
+    idle = make(first, wires[0])
+    seconds = gradient_seconds(model, gradient, idle)
+    ranks = idle.everywhere(*(value * factor for value in seconds)).result()
+    messages, all_reduce = all_messages(algorithm, known, wires, x, make, startup, idle)
+    took, deviation = ranks.T
     measured = Measured(
         float(took.max()),
-        messages or {f"{first} {wires[0]}": Message(0.0)},
-        float(ranks[:, 2].max()),
+        messages,
+        all_reduce,
         int(took.argmax()),
         float(np.hypot(np.sqrt(np.mean((deviation / took) ** 2)), jitter)),
     )
@@ -115,6 +111,34 @@ def make_plan(
         plan = with_seconds(choose(algorithm, known, measured, allowed), measured)
         text = json.dumps(about(plan, measured, algorithm, comm.size, model).as_dict())
     return from_dict(json.loads(startup.gather(text)[0]))
+
+
+def all_messages(
+    algorithm: Algorithm,
+    graphs: Mapping[str, Topology],
+    wires: list[str],
+    x: torch.Tensor,
+    make: Callable[[Topology, str], MpiTransport],
+    startup: Any,
+    idle: MpiTransport,
+) -> tuple[dict[str, Message], float]:
+    """By graph and wire; and an all-reduce, if the algorithm sends one. Collective; closes idle."""
+    first = next(iter(graphs))
+    used, all_reduce = kinds(algorithm, graphs[first]), 0.0
+    if "all_reduce" in used:
+        all_reduce = float(idle.everywhere(all_reduce_seconds(idle, x)).result().max())
+    here = 1 if x.is_cuda else idle.hosts.count(idle.hosts[idle.rank])
+    idle.close()
+    if "exchange" not in used:
+        return {f"{first} {wires[0]}": Message(0.0)}, all_reduce
+    found = {}
+    for name, graph in graphs.items():
+        for wire in wires:
+            if fits(wire, x, graph, here, startup):
+                found[f"{name} {wire}"] = message_seconds(make(graph, wire), x)
+    if not found:
+        raise UserError("no wire of --auto fits into the memory of this machine: allow wire=bf16")
+    return found, all_reduce
 
 
 def with_seconds(plan: Plan, measured: Measured) -> Plan:

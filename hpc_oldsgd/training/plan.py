@@ -184,8 +184,6 @@ def read(path: Path) -> Plan:
     try:
         told = json.loads(read_regular(file))
         return from_dict(told.get("plan", told))
-    except OSError as error:
-        raise UserError(f"--plan {file}: {error.strerror or error}") from None
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise UserError(
             f"--plan {file} holds no plan: give the config.json of a run with --auto"
