@@ -153,8 +153,8 @@ def with_seconds(plan: Plan, measured: Measured) -> Plan:
 
 def about(plan: Plan, measured: Measured, algorithm: Algorithm, n: int, model: nn.Module) -> Plan:
     """The plan with all that it says about itself."""
-    known = {"algorithm": algorithm.name, "model": size_of(model), "measured": asdict(measured)}
-    return replace(plan, agents=n, **known)
+    told, name = asdict(measured), algorithm.name
+    return replace(plan, agents=n, algorithm=name, model=size_of(model), measured=told)
 
 
 # -- what may be measured --------------------------------------------------------------------------
