@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .ops import fused_mix, fused_mix_delta
     from .runtime.agent import Agent
     from .topology import Topology
+    from .training.measure import make_plan
 
     __version__: str
 
@@ -22,6 +23,7 @@ _WHERE = {
     "Topology": ".topology",
     "fused_mix": ".ops",
     "fused_mix_delta": ".ops",
+    "make_plan": ".training.measure",
 }
 _MODULES = ("algorithms", "simulate", "tasks", "theory", "topology")
 
@@ -36,6 +38,7 @@ __all__ = [
     "algorithms",
     "fused_mix",
     "fused_mix_delta",
+    "make_plan",
     "simulate",
     "tasks",
     "theory",

@@ -10,20 +10,24 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from ..algorithms import OLDSGD
 from ..cli.fields import at_least, positive
 from ..launch.device import choose_device, set_threads
 from ..launch.launcher import check_world, command_of_run
 from ..runs.mpi_start import start_mpi
 from ..runs.spec import make_topology
-from ..topology import Topology
-from ..training import tau_auto
+from ..runtime.wire import wire_type
+from ..topology import Topology, from_name
+from ..training.choose import choose
+from ..training.measure import graphs_for, message_seconds
 from ..training.options import TrainOptions
+from ..training.plan import GRAPHS, WIRES, Allowed, Bounds, Measured, Message
 from . import findings, findings_network, links, machine, progress, report
 
-TAUS = tau_auto.Bounds()
+TAUS = Bounds()
 LIMIT_S = 600.0  # for a network on which some rank never answers
-MANY = 10  # local steps: above this, half the bytes are worth more than full precision
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,35 @@ def _measure(
     threads = found["machines"][0]["library"]["threads"] == "multiple"
     nbytes = progress.size(found["links"], options.model_bytes)
     found["progress"] = progress.measure(comm, topology, device, nbytes, threads, options.load)
+    found["messages"] = (
+        _messages(comm, graphs_of(topology), device, nbytes) if comm.size > 1 else {}
+    )
+
+
+def graphs_of(topology: Topology) -> dict[str, Topology]:
+    """Those that the advised plan is chosen from: the one that was named, and --auto's."""
+    names = (topology.name, *(name for name in GRAPHS if name != topology.name))
+
+    def make(name: str) -> Topology:
+        return topology if name == topology.name else from_name(name, topology.n)
+
+    return graphs_for(names, make)
+
+
+def _messages(
+    comm: Any, graphs: dict[str, Topology], device: Any, nbytes: int
+) -> dict[str, dict[str, float]]:
+    """What an exchange of `nbytes` takes on each graph and wire. Collective."""
+    from ..transport.mpi import MpiTransport
+
+    x = torch.linspace(-1, 1, nbytes // 4).to(device)
+    return {
+        f"{name} {wire}": dataclasses.asdict(
+            message_seconds(MpiTransport(comm, graph, wire=wire_type(wire, x.dtype)), x)
+        )
+        for name, graph in graphs.items()
+        for wire in WIRES
+    }
 
 
 def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[str, Any]:
@@ -112,21 +145,23 @@ def advice(found: dict[str, Any], topology: Topology, options: Options) -> dict[
     # On a busy host the modes cannot be told apart: the one that helps most is the safe one.
     best = str(seen["modes"][-1]["mode"]) if busy else progress.best(seen["modes"])
     exchange_s = seen["t_c"] * options.model_bytes / seen["bytes"] if topology.n > 1 else 0.0
-    c = exchange_s / options.grad_seconds
-    wire, choice = "same", tau_auto.choose(OLDSGD(), topology, c, TAUS)
-    if choice.tau > MANY:
-        wire, c = "bf16", c / 2
-        choice = tau_auto.choose(OLDSGD(), topology, c, TAUS)
-    name = options.topology if Path(options.topology).suffix else topology.name
-    words = [f"--topology {name}"]
-    words += [f"--progress {best}", f"--wire {wire}", f"--tau {choice.tau}"]
+    longer = options.model_bytes / seen["bytes"]
+    messages = {key: Message(**told).longer(longer) for key, told in found["messages"].items()}
+    measured = Measured(options.grad_seconds, messages)
+    plan = choose(OLDSGD(), graphs_of(topology), measured, Allowed())
+    file = plan.topology == topology.name and Path(options.topology).suffix
+    words = [f"--topology {options.topology if file else plan.topology}"]
+    words += [f"--progress {best}", f"--wire {plan.wire}", f"--tau {plan.tau}"]
+    words += [f"--fragments {plan.fragments}"] if plan.fragments > 1 else []
     note = "; measured on a busy host: ask again when it is quiet" if busy else ""
     return {
         "progress": best,
-        "wire": wire,
-        "tau": choice.tau,
+        "topology": plan.topology,
+        "wire": plan.wire,
+        "tau": plan.tau,
+        "fragments": plan.fragments,
         "exchange_s": exchange_s,
-        "reason": choice.reason + note,
+        "reason": plan.reason + note,
         "command": command_of_run(topology.n, " ".join(words)),
     }
 

@@ -21,8 +21,7 @@ OWN = ("device", "threads", "progress", "staging", "timeout", "tensorboard")
 def check_options(spec: Spec[Any], gather: Gather) -> None:
     """Collective. Raises UserError, on all ranks alike, that names rank and options."""
     common = {k: v for k, v in dataclasses.asdict(spec.options).items() if k not in OWN}
-    del common["auto_tau"], common["auto_fragments"]
-    chosen = {**spec.algorithm.options(), **spec.options.left_to_choose()}
+    chosen = {**spec.algorithm.options(), **common.pop("choice")}
     chosen |= {k: v for k, v in dataclasses.asdict(spec.task).items() if not is_place(k, v)}
     for name in ("alpha", "iterations"):  # the task's own where they are not given
         del common[name]

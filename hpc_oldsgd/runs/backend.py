@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import nn
 
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint
+from ..data import Shard
 from ..runtime.agent_runner import AgentRunner
 from ..runtime.sgd import Optimizer
 from ..simulation.clock import Clock
@@ -22,10 +23,12 @@ from ..simulation.swarm import Swarm
 from ..simulation.vmap_gradients import VmapGradients
 from ..tasks import Task
 from ..topology import Topology
-from ..training import fragments_auto, tau_auto
-from ..training.fragments_auto import Cost
+from ..training.choose import MARGIN, choose
 from ..training.loop import Worker
+from ..training.measure import about
 from ..training.options import SimulateOptions
+from ..training.plan import Allowed, Measured, Message, Plan
+from .spec import Spec
 
 if TYPE_CHECKING:
     from .session import Session
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Models = Sequence[nn.Module]
 Optimizers = Sequence[Optimizer]
+Graphs = Mapping[str, Topology]
+"""Those that a run may choose from, by name."""
 
 
 class Backend(ABC):
@@ -73,8 +78,12 @@ class Backend(ABC):
         return contextlib.nullcontext()
 
     @abstractmethod
-    def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
-        """Checks of its own, in `check`: the algorithm with its tau, and why if it was chosen."""
+    def prepare(self, algorithm: Algorithm, graphs: Graphs) -> None:
+        """Checks of its own, in `check`."""
+
+    @abstractmethod
+    def choose(self, spec: Spec[Any], graphs: Graphs, model: nn.Module, shard: Shard) -> Plan:
+        """What --auto, --tau auto and --fragments auto ask for. Collective."""
 
     @abstractmethod
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
@@ -130,23 +139,20 @@ class Stacked(Backend):
         self.options, self.n, self.here = options, options.agents, range(options.agents)
         self.title = f"c = {options.c:g}, "
 
-    def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
+    def prepare(self, algorithm: Algorithm, graphs: Graphs) -> None:
         self._clock()
-        options, said = self.options, []
-        clock = {"speed": np.array(options.speeds()), "degree_aware": options.degree_aware}
-        if options.auto_tau:
-            choice = tau_auto.choose(
-                algorithm, topology, options.c, tau_auto.Bounds.parse(options.auto_tau),
-                margin=tau_auto.MARGIN if options.jitter else 1.0, **clock,
-            )  # fmt: skip
-            algorithm = algorithm.with_tau(choice.tau)
-            said.append(f"tau = {choice.tau} chosen: {choice.reason}")
-        if options.auto_fragments:
-            cost = Cost(options.c, options.c)
-            parts = fragments_auto.choose(algorithm, topology, cost, jitter=options.jitter, **clock)
-            algorithm = fragments_auto.with_fragments(algorithm, parts.P)
-            said.append(f"fragments = {parts.P} chosen: {parts.reason}")
-        return algorithm, "; ".join(said)
+
+    def choose(self, spec: Spec[Any], graphs: Graphs, model: nn.Module, shard: Shard) -> Plan:
+        options, c = self.options, self.options.c
+        key, all_reduce = f"{options.topology} {options.wire}", 2 * (self.n - 1) / self.n * c
+        measured = Measured(1.0, {key: Message(c)}, all_reduce, 0, options.jitter)
+        given = {"topology": options.topology, "wire": options.wire}
+        allowed = Allowed.of(options.choice, spec.algorithm, **given)
+        made = choose(
+            spec.algorithm, graphs, measured, allowed, margin=MARGIN if options.jitter else 1.0,
+            speed=np.array(options.speeds()), degree_aware=options.degree_aware,
+        )  # fmt: skip
+        return about(made, measured, spec.algorithm, self.n, model)
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
         return list(range(found.count))

@@ -9,9 +9,10 @@ from ..launch.launcher import launcher_size
 from ..runtime.flat import check_trainable
 from ..tasks import seed_model
 from ..training.options import TrainOptions
+from ..training.plan import size_of
 from . import folder, resume
 from .identity import identity
-from .spec import Spec, check_train, make_topology
+from .spec import Spec, check_train, make_graphs
 
 
 def check(spec: Spec[TrainOptions]) -> str:
@@ -28,9 +29,11 @@ def check(spec: Spec[TrainOptions]) -> str:
     task.train_sample(options.eval_samples)
     task.test_set(options.eval_samples)
     for n in sizes:
-        topology = make_topology(options, n)
-        spec.check(topology)
-        check_train(options, spec.algorithm, topology)
+        if spec.plan is not None:
+            spec.plan.check(n, spec.algorithm.name, size_of(model))
+        for topology in make_graphs(options, n).values():
+            spec.check(topology)
+            check_train(options, spec.algorithm, topology)
         own = identity("train", spec, topology, model)
         plan = resume.make_plan(
             options, own, n, lambda found: [], lambda text: [text], lambda text: None

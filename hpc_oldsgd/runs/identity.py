@@ -44,14 +44,14 @@ def identity(kind: str, spec: Spec[Any], topology: Topology, model: nn.Module) -
         "agents": topology.n,
         "algorithm": algorithm.name,
         **algorithm.options(),
-        **config.left_to_choose(),
         "task": task.name,
         # Where the data lies may change, the data may not.
         **{k: v for k, v in dataclasses.asdict(task).items() if not is_place(k, v)},
         **{name: _plain(options[name]) for name in names},
-        "W": topology.digest(),
+        **({} if "topology" in config.choice else {"W": topology.digest()}),
         "model": hashlib.sha256(" ".join(shapes).encode()).hexdigest()[:16],
         **({"data": data} if data else {}),
+        **config.choice,
     }
 
 

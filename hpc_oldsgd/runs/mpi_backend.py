@@ -9,23 +9,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch import nn
+
 from ..algorithms import Algorithm
 from ..checkpoints.store import Checkpoint, Gather
+from ..data import Shard
 from ..errors import NeighbourTimeout
 from ..launch.device import choose_device, set_threads, unseen_gpu
 from ..launch.launcher import check_world
 from ..runtime.agent_runner import AgentRunner
-from ..simulation.slowdown import Slowdown
+from ..simulation.slowdown import Slowdown, slowdowns
 from ..simulation.swarm import Swarm
 from ..topology import Topology
-from ..training import tau_auto, tau_measure
+from ..training.loop import backward
+from ..training.measure import make_plan
 from ..training.options import TrainOptions
+from ..training.plan import Allowed, Bounds, Plan
+from ..training.retune import Retuner
 from ..transport.mpi import Startup, ulfm, world
 from ..transport.mpi.job import AFTER_RANK_0_S, end_job, end_rank, explained_by_death
 from ..transport.trace import Trace, merge
-from .backend import Backend, Models, Optimizers
+from .backend import Backend, Graphs, Models, Optimizers
 from .recovery import Recovery
-from .spec import check_train
+from .spec import Spec, check_train
 
 if TYPE_CHECKING:
     from .session import Session
@@ -55,7 +61,7 @@ class Mpi(Backend):
     def alone(self) -> contextlib.AbstractContextManager[None]:
         return alone(self.comm, self.prog, survived=self.options.on_failure == "shrink")
 
-    def prepare(self, algorithm: Algorithm, topology: Topology) -> tuple[Algorithm, str]:
+    def prepare(self, algorithm: Algorithm, graphs: Graphs) -> None:
         options = self.options
         if options.on_failure == "shrink":
             ulfm.require_ulfm()
@@ -64,8 +70,27 @@ class Mpi(Backend):
         if options.device == "auto" and (unseen := unseen_gpu(self.device)):
             self.say(unseen)
         set_threads(options.threads, self.startup.sharing)
-        check_train(options, algorithm, topology)
-        return algorithm, ""
+        for topology in graphs.values():
+            check_train(options, algorithm, topology)
+
+    def choose(self, spec: Spec[Any], graphs: Graphs, model: nn.Module, shard: Shard) -> Plan:
+        options = self.options
+        given = {"topology": options.topology, "wire": options.wire}
+        with self.alone():
+            return make_plan(
+                model,
+                lambda k: backward(spec.task, model, shard, options.seed, k),
+                spec.algorithm,
+                Allowed.of(options.choice, spec.algorithm, **given),
+                self.comm,
+                graphs=graphs,
+                buffers=options.buffers,
+                factor=max(1.0, slowdowns(options.slow, self.n)[self.part]),
+                jitter=options.jitter,
+                timeout_s=options.timeout or None,
+                progress=options.progress,
+                staging=options.staging,
+            )
 
     def parts_of(self, found: Checkpoint, average: bool) -> list[int]:
         if average:  # by rank 0 alone: an Agent starts from its model
@@ -92,16 +117,13 @@ class Mpi(Backend):
         return Slowdown(options.slow, options.jitter, options.seed, self.n, runner.rank, poll)
 
     def ready(self, session: Session) -> None:
-        """Measures what --tau auto asks for. From here on a late rank is explained by its board."""
+        """From here on a late rank is explained by its board."""
         options, loop = self.options, session.loop
         assert isinstance(session.runner, AgentRunner)
         if session.in_folder:
             session.runner.transport.watch(session.plan.path)
-        bounds = tau_auto.Bounds.parse(options.auto_tau) if options.auto_tau else None
-        if options.left_to_choose() and session.plan.resumes is None:
-            self.say(tau_measure.calibrate(loop, bounds, options.auto_fragments))
-        if bounds is not None and options.retune:
-            tau_measure.Retuner(loop, bounds, options.retune)
+        if options.retune:
+            Retuner(loop, Bounds.parse(options.choice["tau"]), options.retune)
         self.recovery = Recovery(session, options, session.runner)
 
     def run(self, session: Session) -> None:

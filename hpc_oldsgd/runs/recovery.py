@@ -128,7 +128,10 @@ class Recovery:
         loop.regroup(transport.rank, self._rows_before(r, checkpoints.run))
         spec = Spec(replace(self.options, topology=name), agent.algorithm, loop.task)
         who = identity("train", spec, graph, agent.model)
-        checkpoints.regroup(transport.rank, transport.n, {"run": who, "data": data, **self.about()})
+        about = {"run": who, "data": data, **self.about()}
+        if self.session.chosen is not None:
+            about["plan"] = replace(self.session.chosen, topology=name, agents=graph.n).as_dict()
+        checkpoints.regroup(transport.rank, transport.n, about)
         transport.watch(checkpoints.run)
         if transport.rank == 0:
             folder = RunFolder(checkpoints.run, self.options.tensorboard, loop.rows)

@@ -14,12 +14,12 @@ Everything is made in constructors, each part from the parts before it:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from ..algorithms import Algorithm
 from ..checkpoints.mean import layout
 from ..checkpoints.store import folder_name
 from ..checkpoints.writer import Checkpoints, Policy
@@ -29,7 +29,7 @@ from ..errors import Diverged, NotSaved, Stopped, UserError
 from ..runtime.flat import check_trainable
 from ..runtime.votes import Control
 from ..tasks import seed_model
-from ..topology import Topology
+from ..training import plan as plans
 from ..training.loop import Training, Worker
 from ..training.signals import Inbox
 from . import agreement, resume
@@ -38,7 +38,7 @@ from .folder import RunFolder, environment
 from .identity import described, identity
 from .report import Report, summarise, wall_s
 from .resume import Plan
-from .spec import Spec, make_topology
+from .spec import Spec, make_graphs, make_topology
 
 NOWHERE = Plan(Path())
 
@@ -65,7 +65,7 @@ class Session:
         self.spec, self.backend, self.in_folder, self._on_end = spec, backend, in_folder, on_end
         agreement.check_options(spec, backend.gather)
         parts = backend.check(lambda: Parts(spec, backend, in_folder))
-        self.topology, self.models = parts.topology, parts.models
+        self.models = parts.models
         self.plan = NOWHERE
         if in_folder:
             self.plan = resume.make_plan(
@@ -76,7 +76,12 @@ class Session:
         start = backend.check(lambda: Start(spec, backend, self.plan, self.models))
         agreement.check_data(spec.task, backend.gather)
         optimizers = [spec.options.make_optimizer(model, spec.alpha) for model in self.models]
-        algorithm = self._with_saved_tau(parts.algorithm)
+        self.chosen = self._choose(parts, start)
+        algorithm = spec.algorithm
+        if self.chosen is not None:  # whoever asks later finds what was chosen
+            algorithm = self.chosen.apply(algorithm)
+            spec.options.topology, spec.options.wire = self.chosen.topology, self.chosen.wire
+        self.topology = parts.graphs[spec.options.topology]
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
         history, folder = self._open_folder(start.state)
         with backend.alone():
@@ -97,9 +102,9 @@ class Session:
             )  # fmt: skip
             backend.ready(self)
             self.title = self._make_title()
-            self._tell(parts.tuned)
+            self._tell()
             self._go_on_from(start.state)
-            if spec.options.left_to_choose():
+            if self.plan.resumes is not None and spec.options.choice:
                 self.report.config(self._config)
 
     def run(self) -> list[dict[str, Any]]:
@@ -128,13 +133,29 @@ class Session:
 
     # -- the constructor's steps ---------------------------------------------------------------
 
-    def _with_saved_tau(self, algorithm: Algorithm) -> Algorithm:
-        """--tau auto is answered once: a resumed run keeps the tau it had. Its fragments are in its
-        state."""
-        found = self.plan.resumes
-        if found is None or not self.spec.options.auto_tau:
-            return algorithm
-        return algorithm.with_tau(found.manifest["tau"])
+    def _choose(self, parts: Parts, start: Start) -> plans.Plan | None:
+        """--auto is answered once: a resumed run keeps its plan. Collective."""
+        if not self.spec.options.choice:
+            return self.spec.plan
+        if self.plan.resumes is not None:
+            return self.backend.check(lambda: self._plan_of_old(parts))
+        return self.backend.choose(self.spec, parts.graphs, self.models[0], start.shards[0])
+
+    def _plan_of_old(self, parts: Parts) -> plans.Plan:
+        """With the tau that the run had last. Its fragments are in its state."""
+        found, options, tau = self.plan.resumes, self.spec.options, self.spec.algorithm.tau
+        assert found is not None
+        made = plans.Plan(options.topology, options.wire, tau, 1)  # of an older version
+        if "plan" in found.manifest:
+            try:
+                made = plans.from_dict(found.manifest["plan"])
+            except (TypeError, ValueError):
+                raise UserError(f"{found.folder}: the plan in its manifest is damaged") from None
+        if made.topology not in parts.graphs:  # agents have died since, and another graph fitted
+            graph = make_topology(replace(options, topology=made.topology), self.backend.n)
+            parts.graphs[made.topology] = graph
+        tau = found.manifest["tau"] if "tau" in options.choice else tau
+        return replace(made, tau=tau, fragments=min(made.fragments, tau))
 
     def _open_folder(
         self, state: dict[str, Any] | None
@@ -173,6 +194,7 @@ class Session:
                 "layout": layout(self.models[0], self.runner.flat),
                 "data": {"of": start.data_of, "agents": start.agents},
                 "lost": self.plan.lost,
+                **({} if self.chosen is None else {"plan": self.chosen.as_dict()}),
             },
             last=self.plan.found.folder if self.plan.here and self.plan.found else None,
             before_commit=self.report.sync,
@@ -194,22 +216,30 @@ class Session:
             **described(spec, self.backend.n),
             "iterations": spec.iterations,
             "topology": {"name": topology.name, "lambda_2": topology.lambda_2, "p": topology.p},
+            **({} if self.chosen is None else {"plan": self.chosen.as_dict()}),
             **self.backend.about_transport(self.runner),
             "environment": environment(),
         }
 
-    def _tell(self, tuned: str) -> None:
+    def _tell(self) -> None:
         d = self.runner.x.shape[-1]
         headline = f"{self.title}; {d:,} parameters{self.backend.where}"
         tau, asked = self.runner.algorithm.tau, self.spec.options.iterations
         whole = -(-self.spec.iterations // tau) * tau
         self.report.start(headline, whole)
-        if asked and asked != whole and not self.spec.options.auto_tau:
+        if asked and asked != whole and "tau" not in self.spec.options.choice:
             self.report.console.say(
                 f"--iterations {asked} ends inside a round of tau = {tau}: the run takes {whole}"
             )
-        if tuned:
-            self.report.console.say(tuned)
+        if self.chosen is not None and self.spec.options.choice and self.plan.resumes is None:
+            what = ", ".join(f"{k} = {v}" for k, v in self._chosen_values().items())
+            self.report.console.say(f"{what} chosen: {self.chosen.reason}")
+
+    def _chosen_values(self) -> dict[str, Any]:
+        algorithm, options = self.runner.algorithm, self.spec.options
+        known = {"topology": options.topology, "wire": options.wire, "tau": algorithm.tau,
+                 "fragments": algorithm.P}  # fmt: skip
+        return {name: known[name] for name in plans.KEYS.values() if name in options.choice}
 
     def _go_on_from(self, state: dict[str, Any] | None) -> None:
         """Put the run where its checkpoint was. Collective."""
@@ -221,10 +251,7 @@ class Session:
             state["elapsed"] if self.backend.time_unit == "s" else wall_s(self.loop.rows)
         )
         told = f"goes on from round {found.r}, iteration {self.runner.t}"
-        if self.spec.options.auto_tau:
-            told += f", with tau {self.runner.algorithm.tau}"
-        if self.spec.options.auto_fragments:
-            told += f", with fragments {self.runner.algorithm.P}"
+        told += "".join(f", with {k} {v}" for k, v in self._chosen_values().items())
         if alpha != found.manifest["alpha"]:
             told += f", with alpha {alpha:g} instead of {found.manifest['alpha']:g}"
         self.loop.say(told)
@@ -277,18 +304,22 @@ class Parts:
 
     def __init__(self, spec: Spec[Any], backend: Backend, in_folder: bool) -> None:
         options = spec.options
-        self.topology: Topology = make_topology(options, backend.n)
-        spec.check(self.topology)
-        self.algorithm, self.tuned = backend.prepare(spec.algorithm, self.topology)
+        self.graphs = make_graphs(options, backend.n)
+        for graph in self.graphs.values():
+            spec.check(graph)
+        backend.prepare(spec.algorithm, self.graphs)
         self.models: list[nn.Module] = []
         for _ in backend.here:  # everybody starts from the same model, over MPI from rank 0's
             seed_model(options.seed)
             model = spec.task.model()
             check_trainable(model)  # before an optimizer trips over it
             self.models.append(model.to(backend.device))
+        if spec.plan is not None:
+            spec.plan.check(backend.n, spec.algorithm.name, plans.size_of(self.models[0]))
         self.identity: dict[str, Any] = {}
         if in_folder:
-            self.identity = identity(backend.kind, spec, self.topology, self.models[0])
+            first = next(iter(self.graphs.values()))
+            self.identity = identity(backend.kind, spec, first, self.models[0])
             if backend.first:
                 resume.claim_folder(options)
 

@@ -219,15 +219,6 @@ class Runner(ABC):
             self.transport.streams.load_state_dict(state.get("streams", {}), self.x.device)
         self.start()
 
-    def restart(self) -> None:
-        """Start this round again, for instance with another tau. Collective, at a boundary."""
-        self._drop()
-        if self.transport.streams is not None:
-            self.transport.streams.forget()
-        if self.t == self._begun_at:
-            self.algorithm.load_state_dict({}, like=self.x)
-        self.start()
-
     @property
     def at_boundary(self) -> bool:
         """True between two rounds: here a checkpoint fits."""

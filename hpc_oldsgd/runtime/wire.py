@@ -13,6 +13,7 @@ from .sgd import SGD, Optimizer
 
 WIRES: dict[str | None, Wire] = {
     None: None,
+    "same": None,
     "fp64": torch.float64,
     "fp32": torch.float32,
     "bf16": torch.bfloat16,

@@ -20,7 +20,7 @@ from ..runs import folder as run_folder
 from ..runs.backend import Stacked
 from ..runs.reader import Run
 from ..runs.session import Session
-from ..runs.spec import Spec, take_fragments_auto, take_tau_auto
+from ..runs.spec import Spec, take_choice
 from ..tasks import Task
 from ..training.options import SimulateOptions
 from ..training.whole_run import totals
@@ -32,9 +32,10 @@ Rows = list[dict[str, Any]]
 
 def compare(argv: list[str]) -> Path:
     """Algorithm options such as --tau and --eta-s go to those that have them."""
-    if take_fragments_auto(argv)[1]:
+    asked = take_choice(argv)[1]
+    if "fragments" in asked:
         raise UserError("--algorithm all compares with given fragments: give --fragments a number")
-    if take_tau_auto(argv)[1]:
+    if "tau" in asked:
         raise UserError("--algorithm all compares the algorithms at one tau: give --tau a number")
     config, chosen, task = read_options(argv)  # all of them, before anything is written
     path = run_folder.folder_for(dataclasses.replace(config, algorithm="all"), config.agents)

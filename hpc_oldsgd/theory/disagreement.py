@@ -19,7 +19,8 @@ import numpy as np
 from ..errors import UserError
 from ..topology import Topology
 from ..topology.core import Floats
-from .modes import Flights, modes, stable, trace_and_determinant
+from .modes import LARGEST, Flights, modes, stable, trace_and_determinant
+from .varying import varying
 
 
 class Size(NamedTuple):
@@ -72,6 +73,9 @@ def disagreement(
     zeta is either the gradients of the agents, (n, d), or their root mean square distance from
     the mean one, which is then taken to lie in all modes alike.
     """
+    if graph.period > 1 and gamma == 0 and graph.n <= LARGEST:
+        boundary, mean = varying(graph, flights, sigma, _checked(graph, zeta))
+        return Size(alpha**2 * boundary, alpha**2 * mean)
     lam = modes(graph)
     by_noise, by_drift = noise(lam, flights, gamma), drift(lam, flights, gamma)
     h2 = _squares_by_mode(graph, zeta)
@@ -98,10 +102,17 @@ def _over_a_round(square: Callable[[Any, Any], Floats], flights: Flights) -> Siz
 
 
 def _squares_by_mode(graph: Topology, zeta: Any) -> Any:
+    zeta = _checked(graph, zeta)
     if np.ndim(zeta) == 0:
         return zeta**2 * graph.n / max(graph.n - 1, 1)
+    vectors = np.linalg.eigh(graph.W)[1][:, :-1]
+    return ((vectors.T @ zeta.reshape(graph.n, -1)) ** 2).sum(axis=1)
+
+
+def _checked(graph: Topology, zeta: Any) -> Any:
+    if np.ndim(zeta) == 0:
+        return zeta
     zeta = np.asarray(zeta, dtype=np.float64)
     if len(zeta) != graph.n:
         raise UserError(f"zeta must have a row for each of {graph.n} agents, not {len(zeta)}.")
-    vectors = np.linalg.eigh(graph.W)[1][:, :-1]
-    return ((vectors.T @ zeta.reshape(graph.n, -1)) ** 2).sum(axis=1)
+    return zeta

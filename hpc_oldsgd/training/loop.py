@@ -42,6 +42,17 @@ class Worker:
     loss: float = math.nan
 
 
+def backward(task: Task, model: nn.Module, shard: Shard, seed: int, k: int) -> float:
+    """Adds the gradient of the k-th batch to the model's p.grad; the loss."""
+    batch = to_device(shard.batch(k), next(model.parameters()).device)
+    seed_step(seed, shard.i, k)
+    loss: Tensor = task.loss(model, batch)
+    loss.backward()
+    if task.clip is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), task.clip)
+    return loss.item()
+
+
 class Training:
     """Runs an algorithm on a task until `iterations`, and hands rows of metrics to `on_row`."""
 
@@ -138,16 +149,9 @@ class Training:
 
     def backward(self, worker: Worker, k: int) -> float:
         """Leaves the gradient of agent i's k-th batch in the model's p.grad; the loss."""
-        device = next(worker.model.parameters()).device
-        batch = to_device(worker.shard.batch(k), device)
-        seed_step(self.config.seed, worker.shard.i, k)
         # Where the schedule reads a flat gradient, p.grad are views of it: kept, they save a copy.
         worker.optimizer.zero_grad(set_to_none=not self.runner.algorithm.reads_gradient)
-        loss: Tensor = self.task.loss(worker.model, batch)
-        loss.backward()
-        if self.task.clip is not None:
-            nn.utils.clip_grad_norm_(worker.model.parameters(), self.task.clip)
-        return loss.item()
+        return backward(self.task, worker.model, worker.shard, self.config.seed, k)
 
     def _gradients(self, k: int) -> None:
         losses = None if self.vmap is None else self.vmap.backward(k)
@@ -312,7 +316,7 @@ class Training:
         self.metrics.load_state_dict(state)
         transport.distance = state["distance"]
         self._first_loss = state["first_loss"]
-        chosen = state.get("fragments") if self.config.auto_fragments else None
+        chosen = state.get("fragments") if "fragments" in self.config.choice else None
         self.set_tau(state.get("tau", runner.algorithm.tau), chosen)
         self.best = state.get("best")
         self.reached = met(self.config.target, self.best, self.task.primary[1])

@@ -84,10 +84,8 @@ class RunOptions:
     resume_average: bool = False
     """With --resume: a fresh start from the mean of the checkpoint's models, for another number of
     agents or other options."""
-    auto_tau: str = field(default="", metadata={"cli": False})
-    """What --tau said if it was no number: auto, auto:LOW-HIGH."""
-    auto_fragments: bool = field(default=False, metadata={"cli": False})
-    """Whether --fragments said auto."""
+    choice: dict[str, str] = field(default_factory=dict, metadata={"cli": False})
+    """The options that the run chooses at its start, as they were asked for."""
     slow: tuple[str, ...] = field(default=())
     """Agents made slow, as AGENT:FACTOR: 3:2.5 takes 2.5 times as long for a gradient. Over MPI the
     agent sleeps after its real gradient."""
@@ -130,11 +128,6 @@ class RunOptions:
         check_jitter(self.jitter)
         self.late_policy()
 
-    def left_to_choose(self) -> dict[str, str]:
-        """The algorithm's options that the run chooses at its start, as they were asked for."""
-        tau = {"tau": self.auto_tau} if self.auto_tau else {}
-        return {**tau, **({"fragments": "auto"} if self.auto_fragments else {})}
-
     def late_policy(self) -> Late | None:
         policy = Late(self.late_wait, self.staleness)
         return policy if self.late == "reuse" else None
@@ -150,7 +143,7 @@ class RunOptions:
         return sgd.SGD(parameters, lr=alpha, weight_decay=self.weight_decay)
 
     def wire_dtype(self, model: torch.dtype) -> Wire:
-        return None if self.wire == "same" else wire_type(self.wire, model)
+        return wire_type(self.wire, model)
 
 
 @dataclass(kw_only=True)
@@ -175,9 +168,14 @@ class TrainOptions(RunOptions):
     of the dead agent."""
     trace: bool = False
     """Write a Chrome/Perfetto trace of compute, flight, wait and mix on all ranks."""
+    auto: str = ""
+    """Measure gradients and messages, then choose graph, wire, tau and fragments; alone, or with
+    what may be chosen: 'graph=ring|torus,wire=fp32|bf16,tau=2-40,fragments=1'."""
+    plan: Path | None = None
+    """Take graph, wire, tau and fragments from a run with --auto: its folder or its config.json."""
     retune: int = 0
-    """With --tau auto: rounds between two checks whether tau still hides the messages; 0 keeps
-    the tau of the start."""
+    """With --auto or --tau auto: rounds between two checks whether tau still hides the messages; 0
+    keeps the tau of the start."""
     check: bool = False
     """Only check options, data and folder, in one process: no MPI, no job, nothing is written."""
     check_agents: tuple[int, ...] = field(default=())

@@ -135,7 +135,7 @@ def test_weights_that_the_user_changes(comm, when, change):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_round_begun_anew_and_a_state_that_is_loaded(comm):
+def test_a_state_that_is_loaded(comm):
     saved: dict[int, Any] = {}
 
     def act(runner: Any, k: int) -> None:
@@ -144,8 +144,6 @@ def test_a_round_begun_anew_and_a_state_that_is_loaded(comm):
                 key: value.clone() if key == "x" else value
                 for key, value in runner.state_dict().items()
             }
-        elif k == 2:
-            runner.restart()
         elif k == 3:
             runner.load_state_dict(saved[id(runner)])
 

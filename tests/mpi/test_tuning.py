@@ -1,4 +1,4 @@
-"""--tau auto and --retune over MPI: one tau on all ranks, the bits of a run that was told it."""
+"""--auto, --tau auto and --retune over MPI: one plan on all ranks, the bits of a run told it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from hpc_oldsgd import export, train
+from hpc_oldsgd import OLDSGD, Agent, export, make_plan, train
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.runs import spec
 from hpc_oldsgd.runtime.runner import Runner
-from hpc_oldsgd.training import tau_measure
+from hpc_oldsgd.training import measure, retune
 from hpc_oldsgd.training.options import SimulateOptions, TrainOptions
+from hpc_oldsgd.training.plan import Message
+from hpc_oldsgd.transport.base import Transport
 from support.runs import in_memory
 
 SHORT = "--task digits --batchnorm --momentum 0.9 --iterations 24 --eval-every 2 --threads 1"
+
+
+def told(transport: Transport, x: torch.Tensor) -> Message:
+    transport.close()
+    return Message(0.1)
 
 
 def trained(words: str, out: Path) -> None:
@@ -40,6 +47,44 @@ def test_auto_is_the_run_that_was_told_its_tau(
     a, b = (export.newest(mpi_tmp_path / name, print) for name in ("auto", "told"))
     assert a.manifest["tau"] == tau and a.r == b.r
     assert torch.equal(a.read(comm.rank)["runner"]["x"], b.read(comm.rank)["runner"]["x"])
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(3)
+def test_a_plan_is_measured_kept_and_given_back(comm: MPI.Comm, mpi_tmp_path: Path) -> None:
+    """Ranks that measured different things have one plan, and it repeats the run bit for bit."""
+    first, again = mpi_tmp_path / "first", mpi_tmp_path / "again"
+    auto = "--auto graph=ring|one-peer-exponential,wire=fp32|int4,tau=2-4"
+    trained(f"{SHORT} {auto}", first)
+    plan = json.loads((first / "config.json").read_text())["plan"]
+    graphs = spec.make_graphs(spec.parse(TrainOptions, "t", auto.split()).options, comm.size)
+    known = {f"{graph} {wire}" for graph in graphs for wire in ("fp32", "int4")}
+    assert set(plan["measured"]["messages"]) == known and plan["measured"]["gradient"] > 0
+    assert all(told["seconds"] > 0 for told in plan["measured"]["messages"].values())
+    assert 2 <= plan["tau"] <= 4 and plan["agents"] == comm.size
+    trained(f"{SHORT} --plan {first}", again)
+    a, b = (export.newest(folder, print) for folder in (first, again))
+    x = b.read(comm.rank)["runner"]["x"]
+    assert torch.equal(a.read(comm.rank)["runner"]["x"], x)
+    assert json.loads((again / "config.json").read_text())["plan"] == plan
+    # Resumed: no new measurement, the plan of the run.
+    trained(f"{SHORT} {auto} --iterations 32 --resume auto", first)
+    assert json.loads((first / "config.json").read_text())["plan"] == plan
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(2)
+def test_a_plan_for_ones_own_loop(comm: MPI.Comm) -> None:
+    model = torch.nn.Linear(40, 40)
+    plan = make_plan(model, lambda k: model(torch.ones(2, 40)).sum().backward(), auto="tau=1-2")
+    told = comm.allgather(plan)
+    assert told.count(plan) == comm.size and plan.model == "1640 float32"
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Agent(model, optimizer, plan.apply(OLDSGD()), plan.topology, wire=plan.wire) as agent:
+        for _ in range(plan.tau):
+            model(torch.ones(2, 40)).sum().backward()
+            agent.step()
+        assert agent.r == 1
 
 
 @pytest.mark.mpi(min_size=2)
@@ -68,15 +113,15 @@ def test_retuned_together_and_resumed(
     A vote is counted a round later, and another one later where agents may run ahead.
     """
     seen = {3: [1.0, 2.0 + comm.rank], 6: [1.0 + comm.rank, 0.1]}
-    monkeypatch.setattr(tau_measure, "_gradient_seconds", lambda training: 1.0)
-    monkeypatch.setattr(tau_measure, "_message_seconds", lambda runner, used: (0.1, 0.0))
+    monkeypatch.setattr(measure, "gradient_seconds", lambda *given: (1.0, 0.0))
+    monkeypatch.setattr(measure, "message_seconds", told)
     rounds: list[int] = []
 
-    def look(retuner: tau_measure.Retuner) -> list[float]:
+    def look(retuner: retune.Retuner) -> list[float]:
         rounds.append(retuner.training.runner.r)
         return seen.get(rounds[-1], [1.0, 0.1])
 
-    monkeypatch.setattr(tau_measure.Retuner, "seen", look)
+    monkeypatch.setattr(retune.Retuner, "seen", look)
     words = f"{SHORT} --algorithm {name} --checkpoint-every 4 --keep 9 --tau auto --retune 3 {more}"
     trained(words, mpi_tmp_path / "run")
     assert rounds[:2] == [3, 6]

@@ -203,17 +203,19 @@ def test_advice() -> None:
     found: dict[str, Any] = {
         "progress": {"modes": [{"mode": "thread", "round_s": 1.0}], "t_c": 0.1, "bytes": 10**6},
         "machines": [rank()] * 4,
+        "messages": {"ring same": {"seconds": 0.1}, "ring int4": {"seconds": 0.013}},
     }
 
     def asked(model_bytes: int, grad_seconds: float) -> dict[str, Any]:
         options = examine.Options(model_bytes=model_bytes, grad_seconds=grad_seconds)
         return examine.advice(found, ring, options)
 
-    assert asked(10**7, 0.5)["tau"] == 3  # 1 s, 2 gradients, 2.4 with the margin
-    assert asked(10**7, 0.5)["wire"] == "same"
-    half = asked(10**7, 0.1)
-    assert half["wire"] == "bf16" and half["tau"] == 6
-    assert half["command"].endswith("--topology ring --progress thread --wire bf16 --tau 6")
+    quick = asked(10**7, 2.0)
+    assert (quick["tau"], quick["wire"]) == (1, "same")  # 1 s, half a gradient
+    slow = asked(10**7, 0.1)
+    assert slow["wire"] == "int4" and slow["tau"] == 2  # 0.13 s, 1.56 with the margin
+    words = "--topology ring --progress thread --wire int4 --tau 2 --fragments 2"
+    assert slow["command"].endswith(words)
     far = said(findings_network.of_advice(asked(10**9, 0.1), 64))
     assert "tau = 64 does not hide it" in far["network-too-slow"]
 
@@ -227,6 +229,7 @@ def test_advice_does_not_rest_on_what_the_doctor_calls_spoilt() -> None:
     found: dict[str, Any] = {
         "progress": {"modes": modes, "t_c": 0.1, "bytes": 10**6}, "machines": [rank()] * 2,
         "clock_offsets_s": [0.0, 0.0], "model_bytes": 10**6, "links": [], "network": {},
+        "messages": {"ring same": {"seconds": 0.1}},
     }  # fmt: skip
     pair = topology.from_name("ring", 2)
 

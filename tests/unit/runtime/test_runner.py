@@ -177,17 +177,3 @@ def test_an_algorithm_may_read_and_change_the_gradient():
         for slot in flat.parameters:
             k = slice(slot.offset, slot.offset + slot.tensor.numel())
             torch.testing.assert_close(x[k], b[k] - 0.05 * 2 * own[k])
-
-
-@pytest.mark.parametrize("name", algorithms.names())
-def test_begun_twice_is_begun_once(name):
-    """As after a calibration: what a schedule prepared for the first start is prepared anew."""
-    once, twice = (plain(algorithms.get(name)()) for _ in range(2))
-    twice.start()
-    twice.restart()
-    once.start()
-    for t in range(15):
-        g = rows(3, 4) * (t + 1)
-        once.advance(g.clone())
-        twice.advance(g.clone())
-    assert torch.equal(once.x, twice.x)

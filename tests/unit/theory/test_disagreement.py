@@ -8,6 +8,7 @@ import pytest
 from hpc_oldsgd import theory
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.theory import Flights
+from hpc_oldsgd.theory.varying import varying
 from hpc_oldsgd.topology import from_matrix, from_name
 
 GRAPHS = {
@@ -26,12 +27,12 @@ def agents(graph, tau, P, alpha, sigma, zeta, gamma=0.0, *, d, rounds, burn_in, 
     evenly when P divides it.
     """
     random = np.random.default_rng((tau, P, round(100 * gamma)))
-    n, W = graph.n, graph.W
+    n = graph.n
     x, y = np.zeros((2, n, d))
     columns = [slice(k * d // P, (k + 1) * d // P) for k in range(P)]
     boundary, steps = [], []
     for r in range(burn_in + rounds):
-        sent = {}
+        sent, W = {}, graph.matrix(r)
         for step in range(tau):
             for k in range(P):
                 if step == k * tau // P:
@@ -170,3 +171,22 @@ def test_one_agent_never_disagrees():
 def test_errors(make, reason):
     with pytest.raises(UserError, match=reason):
         make()
+
+
+@pytest.mark.parametrize("tau, P", [(1, 1), (5, 1), (5, 3), (5, 5), (8, 2)])
+def test_the_matrices_of_a_period_say_what_modes_say(tau, P):
+    """A static graph as one that changes to itself."""
+    kinds = Flights.oldsgd(tau, P), Flights.ldsgd(tau)
+    for flights, graph in itertools.product(kinds, GRAPHS.values()):
+        for zeta in (0.0, 1.0, heterogeneity(graph.n, 3, 1.0)):
+            said = theory.disagreement(graph, flights, sigma=0.7, zeta=zeta)
+            assert varying(graph, flights, 0.7, zeta) == pytest.approx(tuple(said), rel=1e-9)
+
+
+@pytest.mark.parametrize("tau, P", [(1, 1), (5, 1), (5, 3)])
+def test_a_graph_that_changes(tau, P):
+    graph, d = from_name("one-peer-exponential", 6), 1050
+    zeta = heterogeneity(graph.n, d, 0.5)
+    seen = agents(graph, tau, P, 0.1, 1.0, zeta, d=d, rounds=60, burn_in=60)
+    said = theory.disagreement(graph, Flights.oldsgd(tau, P), alpha=0.1, sigma=1, zeta=zeta)
+    assert graph.period > 1 and seen == pytest.approx(tuple(said), rel=0.05)

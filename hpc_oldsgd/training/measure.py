@@ -1,0 +1,296 @@
+"""What a gradient takes, and a message of each wire on each graph: for `--auto` and its kin."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ..algorithms import Algorithm
+from ..errors import UserError
+from ..launch import deadline
+from ..runtime.agent_checks import an_algorithm
+from ..runtime.wire import check_wire, wire_type
+from ..topology import Topology, from_name
+from ..transport.base import Transport
+from ..transport.narrow import Narrow, check_memory
+from .choose import check_overlaps, choose, kinds
+from .plan import (
+    ANY,
+    GRAPHS,
+    WIRES,
+    Allowed,
+    Measured,
+    Message,
+    Plan,
+    from_dict,
+    parse_auto,
+    size_of,
+)
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from ..transport.mpi import MpiTransport
+
+GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up
+PARTS = 8  # of the second size of message: the two make a line
+LONG_S = 5.0  # no further gradients after as many seconds
+SLOW_S = 1.0  # one exchange is enough where it takes as long
+Gradient = Callable[[int], object]
+
+
+def make_plan(
+    model: nn.Module,
+    gradient: Gradient,
+    algorithm: Algorithm | str = "oldsgd",
+    auto: str | Allowed = ANY,
+    comm: MPI.Comm | None = None,
+    *,
+    graphs: Mapping[str, Topology] | None = None,
+    buffers: str = "mix",
+    factor: float = 1.0,
+    jitter: float = 0.0,
+    timeout_s: float | None = 600.0,
+    **transport_options: Any,
+) -> Plan:
+    """Measure and choose, before an Agent is made: the same plan on all ranks. Collective.
+
+    gradient(k) takes the k-th of a few gradients of the model; the model, its buffers and torch's
+    random numbers are then as before. `auto` narrows the choice, as train's --auto does; `graphs`
+    are others than those of that name. `factor` and `jitter` are those of agents that are made slow
+    on purpose.
+
+        plan = make_plan(model, lambda k: loss_fn(model(x), y).backward())
+        agent = Agent(model, optimizer, plan.apply(OLDSGD()), plan.topology, wire=plan.wire)
+    """
+    with deadline.limit_start("make_plan", timeout_s):
+        from ..transport.mpi import MpiTransport, Startup, world
+    comm = world() if comm is None else comm
+    startup = Startup(comm, timeout_s)
+    algorithm = an_algorithm(algorithm)
+    allowed = auto if isinstance(auto, Allowed) else Allowed.of(parse_auto(auto), algorithm)
+
+    def options() -> tuple[dict[str, Topology], list[str], torch.Tensor]:
+        x = like_x(model, buffers)
+        known = graphs or graphs_for(allowed.graphs, lambda name: from_name(name, comm.size))
+        for graph in known.values():
+            check_overlaps(algorithm, graph, allowed.tau)
+        return dict(known), wires_for(allowed.wires, algorithm, x.dtype), x
+
+    known, wires, x = startup.check(options)
+    name, first = next(iter(known.items()))
+    if "exchange" not in kinds(algorithm, first):  # an all-reduce knows neither
+        known, wires = {name: first}, wires[:1]
+
+    def make(graph: Topology, wire: str) -> MpiTransport:
+        kind = wire_type(wire, x.dtype)
+        return MpiTransport(comm, graph, wire=kind, timeout_s=timeout_s, **transport_options)
+
+    idle = make(first, wires[0])
+    seconds = gradient_seconds(model, gradient, idle)
+    ranks = idle.everywhere(*(value * factor for value in seconds)).result()
+    messages, all_reduce = all_messages(algorithm, known, wires, x, make, startup, idle)
+    took, deviation = ranks.T
+    measured = Measured(
+        float(took.max()),
+        messages,
+        all_reduce,
+        int(took.argmax()),
+        float(np.hypot(np.sqrt(np.mean((deviation / took) ** 2)), jitter)),
+    )
+    text = ""
+    if comm.rank == 0:  # one rank decides: the others' cores may compute for it
+        plan = with_seconds(choose(algorithm, known, measured, allowed), measured)
+        text = json.dumps(about(plan, measured, algorithm, comm.size, model).as_dict())
+    return from_dict(json.loads(startup.gather(text)[0]))
+
+
+def all_messages(
+    algorithm: Algorithm,
+    graphs: Mapping[str, Topology],
+    wires: list[str],
+    x: torch.Tensor,
+    make: Callable[[Topology, str], MpiTransport],
+    startup: Any,
+    idle: MpiTransport,
+) -> tuple[dict[str, Message], float]:
+    """By graph and wire; and an all-reduce, if the algorithm sends one. Collective; closes idle."""
+    first = next(iter(graphs))
+    used, all_reduce = kinds(algorithm, graphs[first]), 0.0
+    if "all_reduce" in used:
+        all_reduce = float(idle.everywhere(all_reduce_seconds(idle, x)).result().max())
+    here = 1 if x.is_cuda else idle.hosts.count(idle.hosts[idle.rank])
+    idle.close()
+    if "exchange" not in used:
+        return {f"{first} {wires[0]}": Message(0.0)}, all_reduce
+    found = {}
+    for name, graph in graphs.items():
+        for wire in wires:
+            if fits(wire, x, graph, here, startup):
+                found[f"{name} {wire}"] = message_seconds(make(graph, wire), x)
+    if not found:
+        raise UserError("no wire of --auto fits into the memory of this machine: allow wire=bf16")
+    return found, all_reduce
+
+
+def with_seconds(plan: Plan, measured: Measured) -> Plan:
+    """The reason says first what was measured."""
+    message = max(measured.messages[f"{plan.topology} {plan.wire}"].seconds, measured.all_reduce)
+    told = (
+        f"a gradient takes {short(measured.gradient)} (slowest on rank {measured.slowest}), "
+        f"a message {short(message)}"
+    )
+    return replace(plan, reason=f"{told}; {plan.reason}")
+
+
+def about(plan: Plan, measured: Measured, algorithm: Algorithm, n: int, model: nn.Module) -> Plan:
+    """The plan with all that it says about itself."""
+    told, name = asdict(measured), algorithm.name
+    return replace(plan, agents=n, algorithm=name, model=size_of(model), measured=told)
+
+
+# -- what may be measured --------------------------------------------------------------------------
+
+
+def like_x(model: nn.Module, buffers: str) -> torch.Tensor:
+    """As long as what an agent sends, and of its type."""
+    sent: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad]
+    if buffers == "mix":
+        sent += [b for b in model.buffers() if b.is_floating_point()]
+    if not sent:
+        raise UserError("the model has no parameter that is trained")
+    first, d = sent[0], sum(tensor.numel() for tensor in sent)
+    return torch.linspace(-1, 1, d, dtype=torch.float32).to(first.device, first.dtype)
+
+
+def graphs_for(names: tuple[str, ...], make: Callable[[str], Topology]) -> dict[str, Topology]:
+    """Each graph once: a ring of three is complete. Of the default ones those there are for n."""
+    found: dict[str, Topology] = {}
+    for name in names:
+        try:
+            graph = make(name)
+        except UserError:
+            if names == GRAPHS:
+                continue
+            raise
+        if graph.digest() not in [known.digest() for known in found.values()]:
+            found[name] = graph
+    return found
+
+
+def wires_for(names: tuple[str, ...], algorithm: Algorithm, model: torch.dtype) -> list[str]:
+    """From wide to narrow, each once. Of the default ones those that fit the model."""
+    found: dict[Any, str] = {}
+    for name in names:
+        try:
+            kind = wire_type(name, model)
+            check_wire(algorithm, kind, model)
+        except UserError:
+            if names == WIRES:
+                continue
+            raise
+        found.setdefault(model if kind is None else kind, name)
+    bits = {k: k.bits if isinstance(k, Narrow) else 8 * k.itemsize for k in found}
+    return [found[kind] for kind in sorted(found, key=lambda kind: -bits[kind])]
+
+
+def fits(wire: str, x: torch.Tensor, graph: Topology, here: int, startup: Any) -> bool:
+    """Whether all machines have room for a narrow wire's copies. Collective."""
+    kind = wire_type(wire, x.dtype)
+    if not isinstance(kind, Narrow):
+        return True
+
+    def look() -> None:
+        check_memory(kind, x, graph, startup.comm.rank, here)
+
+    try:
+        startup.check(look)
+    except UserError:
+        return False
+    return True
+
+
+# -- the stopwatch ---------------------------------------------------------------------------------
+
+
+def gradient_seconds(
+    model: nn.Module, gradient: Gradient, transport: Transport
+) -> tuple[float, float]:
+    """Median and standard deviation of a few, while all ranks compute. Collective."""
+    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    random, took = torch.get_rng_state(), []
+    transport.reduce(np.zeros(1)).result()  # all start together
+    begin = time.perf_counter()
+    for k in range(1 + GRADIENTS):
+        start = time.perf_counter()
+        gradient(k)
+        if any(p.is_cuda for p in model.parameters()):
+            torch.cuda.synchronize()
+        took.append(time.perf_counter() - start)
+        if len(took) > 1 and time.perf_counter() - begin > LONG_S:
+            break
+    torch.set_rng_state(random)
+    with torch.no_grad():
+        for buffer, before in kept:
+            buffer.copy_(before)
+    model.zero_grad(set_to_none=True)
+    return median(took[1:]), float(np.std(took[1:]))
+
+
+def message_seconds(transport: Transport, x: torch.Tensor) -> Message:
+    """Of the slowest rank, of a graph that changes in its slowest phase. Collective; closes it."""
+    sent = x.clone()
+    transport.model = sent
+    whole, stall = _exchange(transport, sent, 1.0)
+    more = more_stall = 0.0
+    if len(x) >= PARTS:
+        part, part_stall = _exchange(transport, sent[: len(x) // PARTS], 1 / PARTS)
+        more, more_stall = (
+            max(0.0, (PARTS * one - all_) / (PARTS - 1))
+            for one, all_ in ((part, whole), (part_stall, stall))
+        )
+    transport.close()
+    return Message(whole, more, stall, more_stall)
+
+
+def _exchange(transport: Transport, x: torch.Tensor, share: float) -> tuple[float, float]:
+    """On its way, and what of it nothing hides."""
+    phases, repeats = transport.topology.period, 1
+    took: list[list[tuple[float, float]]] = []
+    while len(took) <= repeats:  # the first one warms up, and is whole on a narrow wire
+        took.append([])
+        for phase in range(phases):
+            transport.reduce(np.zeros(1)).result()
+            start = time.perf_counter()
+            transport.exchange(x, len(took) * phases + phase, share).mix_into(x)
+            stood = time.perf_counter() - start
+            transfer = transport.records[-1].transfer
+            took[-1].append((transfer, max(0.0, stood - transfer)))
+        if len(took) == 2:
+            longest = float(transport.everywhere(max(took[-1])[0]).result().max())
+            repeats = 1 if longest > SLOW_S else EXCHANGES
+    own = np.median(took[1:], axis=0).max(axis=0)
+    transfer, stall = transport.everywhere(*own).result().max(axis=0)
+    return float(transfer), float(stall)
+
+
+def all_reduce_seconds(transport: Transport, x: torch.Tensor) -> float:
+    took = []
+    for _ in range(1 + EXCHANGES):
+        transport.reduce(np.zeros(1)).result()
+        transport.all_reduce(x, 0).wait()
+        transport.drain()
+        took.append(transport.records[-1].transfer)
+    return median(took[1:])
+
+
+def short(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
