@@ -20,6 +20,7 @@ from ..topology import Topology
 from ..training import tau_auto
 from ..training.options import TrainOptions
 from . import findings, findings_network, links, machine, progress, report
+from .gpu import examine as gpu
 
 TAUS = tau_auto.Bounds()
 LIMIT_S = 600.0  # for a network on which some rank never answers
@@ -40,15 +41,20 @@ class Options:
     """Where the model would live."""
     load: Literal["sleep", "spin"] = "sleep"
     """What the emulated gradient does: sleep (a GPU computes) or spin (the CPU does)."""
+    gpu: bool = False
+    """Examine the GPU instead: kernel, order of streams, staging, CUDA-aware MPI, and their speed.
+    With --device cpu all but the GPU itself is tried."""
+    seconds: float = 80.0
+    """With --gpu: how long its checks may take together."""
     json: bool = False
     """Print one JSON document instead of the report."""
 
     def __post_init__(self) -> None:
         at_least(4, self, "model_bytes")
-        positive(self, "grad_seconds")
+        positive(self, "grad_seconds", "seconds")
 
 
-def main(options: Options) -> None:
+def main(options: Options) -> int:
     begin = time.perf_counter()
     comm = start_mpi("hpc_oldsgd.doctor", LIMIT_S)
     from ..transport.mpi import Startup
@@ -58,16 +64,21 @@ def main(options: Options) -> None:
     check_world(comm.size)
     startup = Startup(comm, LIMIT_S)
     config = TrainOptions(topology=options.topology)
-    topology = startup.check(lambda: make_topology(config, comm.size))
-    device = startup.check(lambda: choose_device(options.device))
+    choose = gpu.gpu_or_cpu if options.gpu else choose_device
+    device = startup.check(lambda: choose(options.device))
+    alone = options.gpu and comm.size == 1
+    topology = startup.check(
+        lambda: gpu.to_itself() if alone else make_topology(config, comm.size)
+    )
     set_threads(0, startup.sharing)
     found: dict[str, Any] = {
         "ranks": comm.size,
         "topology": topology.name,
-        "model_bytes": options.model_bytes,
-        "grad_seconds": options.grad_seconds,
         "machines": _facts(comm, device),
     }
+    if options.gpu:
+        return gpu.run({**found, "begin": begin}, comm, topology, device, options)
+    found |= {"model_bytes": options.model_bytes, "grad_seconds": options.grad_seconds}
     found["clock_offsets_s"] = links.of_every_rank(comm, startup.clock_offset())
     with limit(LIMIT_S, "for the other ranks, while the network was measured"):
         found["cuda_aware"] = cuda_aware(comm, device)
@@ -77,6 +88,7 @@ def main(options: Options) -> None:
         found["warnings"] = [dataclasses.asdict(w) for w in warnings(found, topology)]
         found["seconds"] = time.perf_counter() - begin
         print(json.dumps(found) if options.json else report.text(found), flush=True)
+    return 0
 
 
 def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:

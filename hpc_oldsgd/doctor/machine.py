@@ -15,6 +15,7 @@ from ..bench.memory import resident
 from ..errors import UserError
 from ..launch import memory
 from ..launch.memory import CGROUP, number
+from ..ops import native
 from ..runs.folder import versions
 from . import network
 
@@ -37,6 +38,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "interfaces": network.interfaces(),
         "extension": ops.build_info(),
+        "mixes_by": "extension" if native.runs_on(device) else "torch",
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
         # Wall clock minus the steady clock: a constant, compared between hosts.
         "wall_less_steady_s": time.time() - time.perf_counter(),

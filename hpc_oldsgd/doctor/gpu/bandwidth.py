@@ -12,7 +12,7 @@ from ...bench import mix
 
 WIRES = ("fp32", "bf16", "int8", "int4")
 FORMS = ("gradient, round", "delta, round", "round")  # as an agent calls them
-ON_GPU, ON_CPU = 1 << 26, 1 << 22  # numbers of the model
+ON_GPU, ON_CPU = 1 << 26, 1 << 23  # numbers of the model
 MODELS = 12  # of memory that the buffers of one wire may take, counted in models
 LEAST_S = 0.02  # of calls that are timed together: the synchronisation counts for nothing
 
@@ -80,7 +80,7 @@ def _seconds(call: Callable[[], Any], calls: int, device: torch.device) -> float
 
 
 def peak(device: torch.device) -> float | None:
-    """Memory clock times bus width, twice: data moves on both edges. None where torch knows neither."""
+    """Memory clock times bus width, twice: on both edges. None where torch does not know them."""
     if device.type != "cuda":
         return None
     return peak_of(torch.cuda.get_device_properties(device))

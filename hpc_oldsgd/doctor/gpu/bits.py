@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,9 +19,10 @@ from ...ops import narrow_reference, native, reference
 TYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PAIRS = [(m, w) for m, w in itertools.product(TYPES, TYPES) if m == w or w.itemsize < m.itemsize]
 KINDS = list(itertools.product(TYPES, (8, 4)))
-SIZES = (1_000_003, 1, 3, 64, 127, 1001, 65_539)
+SIZES = (65_539, 1, 3, 64, 127, 1001, 1_200_001)
 DEGREES = (2, 1, 3, 8, getattr(native.extension, "MAX_FIXED_DEGREE", 64) + 2)
-MOST = 1 << 22  # numbers of a case, of all neighbours together
+MOST = 3 << 20  # numbers of a case, of all neighbours together
+POOL = 1 << 21
 SHOWN = 3  # wrong cases that are named
 DISTANCE = 1e-9  # its sum is taken in another order on every device
 ALPHA = 0.37
@@ -61,7 +64,7 @@ def _chosen(k: int, kinds: list[Any]) -> tuple[Any, int, int]:
 def _mixed(device: torch.device, k: int) -> Iterator[str]:
     """Case k in both forms; y_next is missing, apart or y itself in turn."""
     (model, wire), n, degree = _chosen(k, PAIRS)
-    draw = _Draw(k, n, device)
+    draw = _Draw(k, n)
     x, y, acc, apart = draw(model), draw(wire), draw(model), draw(wire)
     near = [draw(wire, 10.0 ** (j % 5 - 2)) for j in range(degree)]
     w = draw.weights(degree)
@@ -84,14 +87,14 @@ def _mixed(device: torch.device, k: int) -> Iterator[str]:
 
 def _narrow(device: torch.device, k: int) -> Iterator[str]:
     (model, bits), n, degree = _chosen(k, KINDS)
-    draw = _Draw(k, n, device)
+    draw = _Draw(k, n)
     x, copies, w = draw(model), [draw(model) for _ in range(degree)], draw.weights(degree)
     z = (x.double() + 0.01 * draw(torch.float64)).to(model)
     size = ops.message_bytes(n, bits)
-    messages = [torch.zeros(size, dtype=torch.uint8) for _ in range(degree)]
-    for q in messages:
-        nothing = torch.zeros(1, n, dtype=model)
-        narrow_reference.encode(draw(model).view(1, -1), nothing, q.view(1, -1), bits)
+    few = torch.zeros(min(degree, 3), size, dtype=torch.uint8)
+    sent = torch.stack([draw(model) for _ in few])
+    narrow_reference.encode(sent, torch.zeros_like(sent), few, bits)
+    messages = [few[j % len(few)] for j in range(degree)]
     following = torch.zeros(size, dtype=torch.uint8)
     what = f"int{bits}, {_name(model)}, {n} numbers, degree {degree}"
 
@@ -116,7 +119,8 @@ class _Device:
     """The public ops, called as the references are."""
 
     @staticmethod
-    def mix(x: Tensor, y: Tensor, near: Any, w: Any, acc: Any, alpha: float, y_next: Any, zero: Any) -> None:
+    def mix(x: Tensor, y: Tensor, near: Any, w: Any, acc: Any, alpha: float, *last: Any) -> None:
+        y_next, zero = last
         ops.fused_mix(x, y, near, w, acc, alpha, y_next=y_next, zero_acc=zero)
 
     @staticmethod
@@ -125,7 +129,13 @@ class _Device:
         assert measured is not None
         d2.copy_(measured)
 
-    encode, decode_add = staticmethod(ops.encode), staticmethod(ops.decode_add)
+    @staticmethod
+    def encode(x: Tensor, z: Tensor, q: Tensor, bits: int) -> None:
+        ops.encode(x, z, q, bits)
+
+    @staticmethod
+    def decode_add(z: Tensor, q: Tensor, bits: int) -> None:
+        ops.decode_add(z, q, bits)
 
     @staticmethod
     def mix_narrow(
@@ -141,22 +151,25 @@ class _Device:
 class _Draw:
     """Numbers of case k, the same on every machine; some are inf, NaN, tiny or halfway."""
 
-    def __init__(self, k: int, n: int, device: torch.device) -> None:
-        self.n, self.special = n, k % 2 == 1
-        self.random = torch.Generator().manual_seed(k)
+    def __init__(self, k: int, n: int) -> None:
+        self.n, self.special, self.random = n, k % 2 == 1, random.Random(k)
 
     def __call__(self, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
-        values = torch.randn(self.n, generator=self.random, dtype=torch.float64) * scale
+        start = self.random.randrange(POOL - self.n)
+        values = _pool()[start : start + self.n] * scale
         if self.special and self.n > 64:
-            some = torch.randint(self.n, (len(SPECIAL),), generator=self.random)
-            values[some] = torch.tensor(SPECIAL, dtype=torch.float64)
+            for value in SPECIAL:
+                values[self.random.randrange(self.n)] = value
         return values.to(dtype)
 
     def weights(self, degree: int) -> list[float]:
-        drawn: list[float] = torch.rand(
-            degree + 1, generator=self.random, dtype=torch.float64
-        ).tolist()
-        return drawn
+        return [self.random.random() for _ in range(degree + 1)]
+
+
+@functools.cache
+def _pool() -> Tensor:
+    """Of which every tensor is a piece: drawing them takes longer than mixing them."""
+    return torch.randn(POOL, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 SPECIAL = (
