@@ -20,7 +20,7 @@ from torch import Tensor
 from ..launch.launcher import launcher_rank
 from ..torch_private import file_of_torch
 
-API = 6  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
+API = 7  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
 
 
 def _load() -> tuple[ModuleType | None, str]:
