@@ -67,9 +67,7 @@ def main(options: Options) -> int:
     choose = gpu.gpu_or_cpu if options.gpu else choose_device
     device = startup.check(lambda: choose(options.device))
     alone = options.gpu and comm.size == 1
-    topology = startup.check(
-        lambda: gpu.to_itself() if alone else make_topology(config, comm.size)
-    )
+    topology = startup.check(lambda: gpu.to_itself() if alone else make_topology(config, comm.size))
     set_threads(0, startup.sharing)
     found: dict[str, Any] = {
         "ranks": comm.size,

@@ -62,27 +62,35 @@ def _chosen(k: int, kinds: list[Any]) -> tuple[Any, int, int]:
 
 
 def _mixed(device: torch.device, k: int) -> Iterator[str]:
-    """Case k in both forms; y_next is missing, apart or y itself in turn."""
+    """Both forms; y_next is missing, apart or y itself in turn."""
     (model, wire), n, degree = _chosen(k, PAIRS)
     draw = _Draw(k, n)
-    x, y, acc, apart = draw(model), draw(wire), draw(model), draw(wire)
+    own = [draw(model), draw(wire), draw(model), draw(wire)]  # x, y, acc, y_next
     near = [draw(wire, 10.0 ** (j % 5 - 2)) for j in range(degree)]
     w = draw.weights(degree)
+    zero = k % 2 == 0
+
+    def following(y: Tensor, apart: Tensor) -> Tensor | None:
+        return (None, apart, y)[k % 3]
+
+    def gradient(on_device: bool, x: Tensor, y: Tensor, acc: Tensor, apart: Tensor) -> None:
+        given = (acc, ALPHA) if k % 4 < 3 else (None, 0.0)
+        y_next, last = following(y, apart), zero and k % 4 < 3
+        if on_device:
+            ops.fused_mix(x, y, moved, w, *given, y_next=y_next, zero_acc=last)
+        else:
+            reference.mix(x, y, near, w, *given, y_next, last)
+
+    def delta(on_device: bool, x: Tensor, y: Tensor, acc: Tensor, apart: Tensor) -> Tensor | None:
+        y_next = following(y, apart)
+        if on_device:
+            return ops.fused_mix_delta(x, y, moved, w, y_next=y_next, distance=zero)
+        return _measured(zero, lambda d2: reference.mix_delta(x, y, near, w, y_next, d2))
+
+    moved = _moved(near, device, k)
     what = f"{_name(model)} over {_name(wire)}, {n} numbers, degree {degree}"
-
-    def run(x: Tensor, y: Tensor, acc: Tensor, apart: Tensor, near: list[Tensor], on: Any) -> Any:
-        y_next = (None, apart, y)[k % 3]
-        given, zero = (None, False) if k % 4 == 3 else (acc, k % 2 == 0)
-        on.mix(x, y, near, w, given, ALPHA, y_next, zero)
-        d2 = torch.full((), -1.0, dtype=torch.float64, device=x.device)
-        on.mix_delta(x, y, near, w, y_next, d2)
-        return [x, y, acc, apart], d2
-
-    found, d2 = run(*_moved((x, y, acc, apart), device, k), _moved(near, device, k), _Device)
-    expected, right = run(x, y, acc, apart, near, reference)
-    yield from _differences(f"mix, {what}", ("x", "y", "acc", "y_next"), found, expected)
-    if not torch.allclose(d2.cpu(), right, rtol=DISTANCE, atol=0.0, equal_nan=True):
-        yield f"distance, {what}: {d2.item():.17g}, not {right.item():.17g}"
+    for form in (gradient, delta):
+        yield from _both(f"{form.__name__} form, {what}", form, own, device, k)
 
 
 def _narrow(device: torch.device, k: int) -> Iterator[str]:
@@ -95,57 +103,52 @@ def _narrow(device: torch.device, k: int) -> Iterator[str]:
     sent = torch.stack([draw(model) for _ in few])
     narrow_reference.encode(sent, torch.zeros_like(sent), few, bits)
     messages = [few[j % len(few)] for j in range(degree)]
-    following = torch.zeros(size, dtype=torch.uint8)
+    writes = k % 2 == 0
+
+    def encode(on_device: bool, *own: Tensor) -> None:
+        code = ops if on_device else narrow_reference
+        code.encode(*(t.view(1, -1) for t in own), bits)
+
+    def decode_add(on_device: bool, *own: Tensor) -> None:
+        code = ops if on_device else narrow_reference
+        code.decode_add(*(t.view(1, -1) for t in own), bits)
+
+    def mix(on_device: bool, x: Tensor, z: Tensor, q: Tensor, *copies: Tensor) -> Tensor | None:
+        following = q if writes else None
+        if on_device:
+            return ops.fused_mix_narrow(
+                x, z, copies, moved, w, bits, next_message=following, distance=writes
+            )
+        run = narrow_reference.mix_narrow
+        return _measured(writes, lambda d2: run(x, z, copies, messages, w, bits, following, d2))
+
+    moved = _moved(messages, device, k)
+    blank = torch.zeros(size, dtype=torch.uint8)
     what = f"int{bits}, {_name(model)}, {n} numbers, degree {degree}"
-
-    def run(x: Tensor, z: Tensor, q: Tensor, copies: Any, messages: Any, on: Any) -> Any:
-        on.encode(x.view(1, -1), z.view(1, -1), q.view(1, -1), bits)
-        on.decode_add(copies[0].view(1, -1), q.view(1, -1), bits)
-        d2 = torch.full((), -1.0, dtype=torch.float64, device=x.device)
-        on.mix_narrow(x, z, copies, messages, w, bits, q if k % 2 else None, d2)
-        return [x, z, q, *copies], d2
-
-    own = (x, z, following)
-    moved = _moved(copies, device, k), _moved(messages, device, k)
-    found, d2 = run(*_moved(own, device, k), *moved, _Device)
-    expected, right = run(*own, copies, messages, narrow_reference)
-    names = ("x", "z", "message", *(f"copy {j}" for j in range(degree)))
-    yield from _differences(what, names, found, expected)
-    if not torch.allclose(d2.cpu(), right, rtol=DISTANCE, atol=0.0, equal_nan=True):
-        yield f"distance, {what}: {d2.item():.17g}, not {right.item():.17g}"
+    forms: list[tuple[Any, list[Tensor]]] = [(encode, [x, z, blank]), (decode_add, [x, few[0]])]
+    for form, own in [*forms, (mix, [x, z, blank, *copies])]:
+        yield from _both(f"{form.__name__}, {what}", form, own, device, k)
 
 
-class _Device:
-    """The public ops, called as the references are."""
+def _measured(wanted: bool, run: Callable[[Tensor | None], None]) -> Tensor | None:
+    d2 = torch.empty((), dtype=torch.float64) if wanted else None
+    run(d2)
+    return d2
 
-    @staticmethod
-    def mix(x: Tensor, y: Tensor, near: Any, w: Any, acc: Any, alpha: float, *last: Any) -> None:
-        y_next, zero = last
-        ops.fused_mix(x, y, near, w, acc, alpha, y_next=y_next, zero_acc=zero)
 
-    @staticmethod
-    def mix_delta(x: Tensor, y: Tensor, near: Any, w: Any, y_next: Any, d2: Tensor) -> None:
-        measured = ops.fused_mix_delta(x, y, near, w, y_next=y_next, distance=True)
-        assert measured is not None
-        d2.copy_(measured)
-
-    @staticmethod
-    def encode(x: Tensor, z: Tensor, q: Tensor, bits: int) -> None:
-        ops.encode(x, z, q, bits)
-
-    @staticmethod
-    def decode_add(z: Tensor, q: Tensor, bits: int) -> None:
-        ops.decode_add(z, q, bits)
-
-    @staticmethod
-    def mix_narrow(
-        x: Tensor, z: Tensor, copies: Any, messages: Any, w: Any, bits: int, q: Any, d2: Tensor
-    ) -> None:
-        measured = ops.fused_mix_narrow(
-            x, z, copies, messages, w, bits, next_message=q, distance=True
-        )
-        assert measured is not None
-        d2.copy_(measured)
+def _both(
+    what: str, form: Callable[..., Tensor | None], own: list[Tensor], device: torch.device, k: int
+) -> Iterator[str]:
+    """On the device and by the reference, each on copies of its own."""
+    found, expected = _moved(own, device, k), [t.clone() for t in own]
+    d2, right = form(True, *found), form(False, *expected)
+    for place, (a, b) in enumerate(zip(found, expected, strict=True)):
+        count = differing(a.cpu(), b)
+        if count:
+            yield f"{what}: {count} of {b.numel()} numbers of tensor {place} differ"
+    close = functools.partial(torch.allclose, rtol=DISTANCE, atol=0.0, equal_nan=True)
+    if d2 is not None and right is not None and not close(d2.cpu(), right):
+        yield f"{what}: the distance is {d2.item():.17g}, not {right.item():.17g}"
 
 
 class _Draw:
@@ -185,13 +188,6 @@ def _moved(tensors: Any, device: torch.device, k: int) -> list[Tensor]:
         memory = torch.empty(t.numel() + 4, dtype=t.dtype, device=device)
         moved.append(memory[k % 4 : k % 4 + t.numel()].copy_(t))
     return moved
-
-
-def _differences(what: str, names: Any, found: Any, expected: Any) -> Iterator[str]:
-    for name, a, b in zip(names, found, expected, strict=True):
-        count = differing(a.cpu(), b)
-        if count:
-            yield f"{what}: {count} of {b.numel()} numbers of {name} differ"
 
 
 def differing(a: Tensor, b: Tensor) -> int:

@@ -25,9 +25,7 @@ def _opened(library: Any) -> list[int] | None:
         for ordinal in range(count.value):
             device, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
             if driver.cuDeviceGet(ctypes.byref(device), ordinal) or (
-                driver.cuDevicePrimaryCtxGetState(
-                    device, ctypes.byref(flags), ctypes.byref(active)
-                )
+                driver.cuDevicePrimaryCtxGetState(device, ctypes.byref(flags), ctypes.byref(active))
             ):
                 return None
             if active.value:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...transport.device import device_of
 from .messages import Mode
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ BUSY = 256  # side of the products
 class Stress:
     """Buffers of one rank, and its rounds."""
 
-    def __init__(self, transport: MpiTransport, device: torch.device, sizes: Any = None) -> None:
-        self.transport = transport
-        self.sizes = sizes or (*SIZES, *([LARGE] if device.type == "cuda" else []))
+    def __init__(self, transport: MpiTransport, device: torch.device) -> None:
+        self.transport, self.device = transport, device_of(device)
+        self.sizes = (*SIZES, *([LARGE] if device.type == "cuda" else []))
         self.x = [torch.empty(d, device=device) for d in self.sizes]
         self.out = [torch.empty_like(x) for x in self.x]
         numbers = torch.arange(max(self.sizes), device=device) % CYCLE
@@ -74,6 +75,7 @@ class Stress:
         self.wrong.zero_()
         for r in range(first, first + BATCH):
             self.round(r)
+        self.device.synchronize()
         return [first + k for k, count in enumerate(self.wrong.tolist()) if count]
 
 
@@ -81,11 +83,10 @@ def measure(
     transport: MpiTransport,
     device: torch.device,
     seconds: float,
-    rounds: int = ROUNDS,
-    sizes: Any = None,
+    rounds: int,
 ) -> dict[str, Any]:
     """Rounds until they or the seconds are over, the same number on every rank. Collective."""
-    stress = Stress(transport, device, sizes)
+    stress = Stress(transport, device)
     start, done, wrong = time.perf_counter(), 0, []
     late = False
     while done < rounds and not late:
@@ -102,6 +103,6 @@ def by_every_way(
     found = {}
     for mode in modes:
         transport = made(mode)
-        found[mode] = measure(transport, device, seconds / len(modes))
+        found[mode] = measure(transport, device, seconds / len(modes), ROUNDS)
         transport.close()
     return found

@@ -98,15 +98,17 @@ def of_bandwidth(ranks: Ranks, on_gpu: bool) -> Verdict:
     peak, copy = one["peak_bytes_per_s"], one["copy_bytes_per_s"]
     best = max(one["bytes_per_s"].values())
     of_peak = (
-        f"{best / peak:.0%} of the memory's {rate(peak)}" if peak else "the memory's peak is unknown"
+        f"{best / peak:.0%} of the memory's {rate(peak)}"
+        if peak
+        else "the memory's peak is unknown"
     )
     figures = ", ".join(f"{op} {share[op]:.2f}" for op in share)
     skipped = f"; no time for {', '.join(one['skipped'])}" if one["skipped"] else ""
     text = f"a copy moves {rate(copy)}; of that: {figures}; {of_peak}{skipped}"
     if margin < 1:
-        fix = "Is the GPU shared, or clocked down (nvidia-smi -q -d CLOCK,PERFORMANCE)? If not, report it."
-        if not on_gpu:
-            fix = "Other work on this machine? On the CPU it says nothing about a GPU."
+        fix = "Other work on this machine? On the CPU it says nothing about a GPU."
+        if on_gpu:
+            fix = "Is the GPU shared, or clocked down (nvidia-smi -q -d CLOCK)? If not, report it."
         where = f"{worst} on {names([slowest])} has {share[worst]:.2f} of a copy's speed; "
         return Verdict("bandwidth", where + text, fix, "slow", list(ranks))
     return ok("bandwidth", text, list(ranks))
@@ -177,7 +179,9 @@ def of_hidden(ranks: Ranks, mode: str) -> Verdict:
         f"compute ({1e3 * one['compute_s']:.3g}) and message ({1e3 * one['message_s']:.3g}), {mode}"
     )
     if one["ratio"] > RATIO:
-        fix = "Give each rank a core more for its progress thread (--cpus-per-task, --bind-to none)."
+        fix = (
+            "Give each rank a core more for its progress thread (--cpus-per-task, --bind-to none)."
+        )
         return Verdict("overlap", text, fix, "slow", list(ranks))
     return ok("overlap", text, list(ranks))
 
