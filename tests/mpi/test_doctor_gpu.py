@@ -96,9 +96,14 @@ def test_a_slow_link(comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_messages_that_only_move_when_waited_for(comm: MPI.Comm) -> None:
     class Lazy(MpiTransport):
         def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> Any:
-            flight = super().exchange(x, round, share)
+            flight: Any = super().exchange(x, round, share)
             wait = flight.wait
-            flight.wait = lambda: (time.sleep(0.1), wait())[1]  # type: ignore[method-assign]
+
+            def later() -> None:
+                time.sleep(0.1)
+                wait()
+
+            flight.wait = later
             return flight
 
     found = hidden.measure(lambda: Lazy(comm, graph(comm)), CPU, 4000, 0.001)

@@ -6,7 +6,7 @@ import functools
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -41,7 +41,7 @@ def narrow(device: torch.device, seconds: float) -> dict[str, Any]:
     return _compare(cases, seconds)
 
 
-def _compare(cases: list[Callable[[], Iterator[str]]], seconds: float) -> dict[str, Any]:
+def _compare(cases: Sequence[Callable[[], Iterator[str]]], seconds: float) -> dict[str, Any]:
     start, wrong, done = time.perf_counter(), [], 0
     for case in cases:
         if done and time.perf_counter() - start > seconds:
@@ -74,12 +74,12 @@ def _mixed(device: torch.device, k: int) -> Iterator[str]:
         return (None, apart, y)[k % 3]
 
     def gradient(on_device: bool, x: Tensor, y: Tensor, acc: Tensor, apart: Tensor) -> None:
-        given = (acc, ALPHA) if k % 4 < 3 else (None, 0.0)
-        y_next, last = following(y, apart), zero and k % 4 < 3
+        given, y_next = acc if k % 4 < 3 else None, following(y, apart)
+        empty = zero and given is not None
         if on_device:
-            ops.fused_mix(x, y, moved, w, *given, y_next=y_next, zero_acc=last)
+            ops.fused_mix(x, y, moved, w, given, ALPHA, y_next=y_next, zero_acc=empty)
         else:
-            reference.mix(x, y, near, w, *given, y_next, last)
+            reference.mix(x, y, near, w, given, ALPHA, y_next, empty)
 
     def delta(on_device: bool, x: Tensor, y: Tensor, acc: Tensor, apart: Tensor) -> Tensor | None:
         y_next = following(y, apart)

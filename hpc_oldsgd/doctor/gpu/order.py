@@ -80,15 +80,11 @@ class Stress:
 
 
 def measure(
-    transport: MpiTransport,
-    device: torch.device,
-    seconds: float,
-    rounds: int,
+    transport: MpiTransport, device: torch.device, seconds: float, rounds: int
 ) -> dict[str, Any]:
     """Rounds until they or the seconds are over, the same number on every rank. Collective."""
     stress = Stress(transport, device)
-    start, done, wrong = time.perf_counter(), 0, []
-    late = False
+    start, done, wrong, late = time.perf_counter(), 0, list[int](), False
     while done < rounds and not late:
         wrong += stress.batch(done)
         done += BATCH
@@ -100,7 +96,7 @@ def measure(
 def by_every_way(
     made: Callable[[Mode], MpiTransport], modes: list[Mode], device: torch.device, seconds: float
 ) -> dict[str, Any]:
-    found = {}
+    found: dict[str, Any] = {}
     for mode in modes:
         transport = made(mode)
         found[mode] = measure(transport, device, seconds / len(modes), ROUNDS)

@@ -37,11 +37,9 @@ def test_right_bits() -> None:
 
 def test_cases_meet_every_type_size_and_degree_early_and_all_combinations_in_the_end() -> None:
     for kinds in (bits.PAIRS, bits.KINDS):
-        wanted = len(kinds) * len(bits.SIZES) * len(bits.DEGREES)
-        every = [
-            (k % len(kinds), k % len(bits.SIZES), k % len(bits.DEGREES)) for k in range(wanted)
-        ]
-        assert len(set(every)) == wanted
+        lengths = [len(kinds), len(bits.SIZES), len(bits.DEGREES)]
+        wanted = math.prod(lengths)
+        assert len({tuple(k % one for one in lengths) for k in range(wanted)}) == wanted
         chosen = [bits._chosen(k, kinds) for k in range(9)]
         assert len({kind for kind, _, _ in chosen}) == len(kinds)
         assert {d for _, _, d in chosen} == set(bits.DEGREES)
@@ -78,7 +76,7 @@ def test_a_wrong_bit(op: str, check: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_wrong_distance(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = bits.ops.fused_mix_delta
+    right: Any = bits.ops.fused_mix_delta
     monkeypatch.setattr(bits.ops, "fused_mix_delta", lambda *a, **k: right(*a, **k) * (1 + 1e-6))
     assert bits.wide(CPU, 0.0)["first"][0].count("the distance is") == 1
 
