@@ -13,7 +13,7 @@ from ...bench import mix
 WIRES = ("fp32", "bf16", "int8", "int4")
 FORMS = ("gradient, round", "delta, round", "round")  # as an agent calls them
 ON_GPU, ON_CPU = 1 << 26, 1 << 23  # numbers of the model
-MODELS = 12  # of memory that the buffers of one wire may take, counted in models
+MODELS = 24  # as many must fit into free memory: the buffers take ten, and ranks may share a GPU
 LEAST_S = 0.02  # of calls that are timed together: the synchronisation counts for nothing
 
 

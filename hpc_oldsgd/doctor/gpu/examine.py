@@ -54,6 +54,8 @@ class Checks:
         self.verdicts: list[Verdict] = []
         self.broken = ""
         """The check in which a rank stopped while others waited for its messages."""
+        self.unfinished = False
+        """MPI has a message that may never end."""
         self._start, self._used = time.perf_counter(), 0.0
 
     def share(self, name: str) -> float:
@@ -120,6 +122,7 @@ def run(
         examine_messages(checks, topology, device)
         checks.run("contexts", lambda: contexts.measure(device), verdicts.of_contexts)
     found["checks"] = [dataclasses.asdict(one) for one in checks.verdicts]
+    found["gpu_tried"] = device.type == "cuda"
     found["verdict"] = in_short(checks.verdicts)
     ranks = found["machines"]
     said = [*findings.of_machines(ranks), *findings_network.of_mpi(ranks[0]["library"], comm.size)]
@@ -128,7 +131,7 @@ def run(
     found["seconds"] = time.perf_counter() - found.pop("begin")
     if comm.rank == 0:
         print(json.dumps(found) if options.json else report.end_of_gpu(found), flush=True)
-    if checks.broken:  # MPI has messages that never end, and would wait for them
+    if checks.broken or checks.unfinished:  # MPI_Finalize would wait for messages that never end
         end_job(comm, "", wrong)
     return wrong
 
@@ -169,6 +172,7 @@ def examine_messages(checks: Checks, topology: Topology, device: torch.device) -
         lambda ranks: verdicts.of_direct(ranks, on_gpu),
         sends=True,
     )
+    checks.unfinished = any(one["unfinished"] for one in tried)
     modes: list[messages.Mode] = ["host"]
     if tried and all(one["works"] for one in tried):
         modes.append("direct")

@@ -34,12 +34,14 @@ def try_direct(comm: MPI.Comm, device: torch.device, limit_s: float) -> dict[str
     memory = f"cuda:{device.index or 0}" if device.type == "cuda" else "host"
     start = time.perf_counter()
     why_not = cuda_child.why_not(memory, limit_s)
-    works = agree(comm, not why_not)
-    if works and not cuda_probe.arrives(comm, device):
-        works, why_not = False, "a payload did not arrive intact"
+    survives = agree(comm, not why_not)
+    works = survives and cuda_probe.arrives(comm, device)
+    if survives and not works:
+        why_not = "a payload did not arrive intact"
     return {
         "says": cuda_probe.says_cuda_aware(),
         "works": works,
+        "unfinished": survives and not works,
         "why_not": why_not,
         "seconds": time.perf_counter() - start,
     }

@@ -53,7 +53,7 @@ def of_device(machines: Ranks) -> Verdict:
         text = f"{names(lacking)} have no GPU"
         fix = "Ask for one GPU per task: sbatch --gpus-per-task=1."
         return Verdict("device", text, fix, "wrong", gpus)
-    return ok("device", f"{len(gpus)} ranks on {', '.join(sorted(kinds))}", gpus)
+    return ok("device", f"{names(range(len(gpus)))} on {', '.join(sorted(kinds))}", gpus)
 
 
 def of_kernel(machines: Ranks) -> Verdict:
