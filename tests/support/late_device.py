@@ -41,6 +41,15 @@ Site = tuple[str, int]
 """A line of the source: the file's name in the package, and its number."""
 
 
+class Hold:
+    def __init__(self, there: Callable[[], bool]) -> None:
+        self.there = there
+
+    def __call__(self) -> None:
+        while not self.there():
+            time.sleep(1e-3)
+
+
 class LateStream:
     def __init__(self, device: LateDevice, name: str) -> None:
         self.device, self.name = device, name
@@ -68,6 +77,16 @@ class LateStream:
         """Return when so many pieces are done; do them here if nobody else does."""
         while self.step(number):
             pass
+
+    def hold_until(self, there: Callable[[], bool]) -> None:
+        """Work that takes as long as `there` says no."""
+        self.enqueue(Hold(there))
+
+    def held(self, number: int) -> bool:
+        """Whether it cannot come to `number` by now."""
+        with self.device.change:
+            ahead = list(self.work)[: max(0, number - self.done)]
+        return any(isinstance(work, Hold) and not work.there() for work in ahead)
 
     def step(self, number: int) -> bool:
         """Do a piece of work, or wait until another thread has; False once `number` are done."""
@@ -115,12 +134,14 @@ class LateEvent:
         if not self.device.counts_wait("queries"):
             return True
         self._asked += 1
-        if self._asked > ASKS_BEFORE_DONE and self.device.random is None:
+        lazy, at = self.device.random is None, self._at
+        if lazy and self._asked > ASKS_BEFORE_DONE and at is not None and not at[0].held(at[1]):
             self.reach()
         return self.reached
 
     def synchronize(self) -> None:
-        if self.device.counts_wait("sleeping waits" if self.blocking else "spinning waits"):
+        kind = "sleeping waits" if self.blocking else "spinning waits"
+        if self.device.counts_wait("waits for nothing" if self.reached else kind):
             self.reach()
 
     def reach(self) -> None:
@@ -151,7 +172,6 @@ class LateDevice:
         self.in_capture = False
         self.current_in: set[int] = set()
         """Threads that have made this device theirs."""
-        self.entered_at = (0, 0)
         self._host: set[int] = set()
         self._memory: list[torch.Tensor] = []  # pinned: an address is not used twice
         self._thread = threading.local()
