@@ -61,20 +61,26 @@ def _chosen(k: int, kinds: list[Any]) -> tuple[Any, int, int]:
     return kinds[k % len(kinds)], min(n, MOST // (degree + 1) | 1), degree
 
 
+def _variant(k: int, kinds: list[Any]) -> int:
+    """Its remainders choose the rest of case k: every kind meets all of them."""
+    return k % len(kinds) + k // len(kinds)
+
+
 def _mixed(device: torch.device, k: int) -> Iterator[str]:
     """Both forms; y_next is missing, apart or y itself in turn."""
     (model, wire), n, degree = _chosen(k, PAIRS)
-    draw = _Draw(k, n)
+    v = _variant(k, PAIRS)
+    draw = _Draw(k, n, special=v % 2 == 1)
     own = [draw(model), draw(wire), draw(model), draw(wire)]  # x, y, acc, y_next
     near = [draw(wire, 10.0 ** (j % 5 - 2)) for j in range(degree)]
     w = draw.weights(degree)
-    zero = k % 2 == 0
+    zero = v // 2 % 2 == 0
 
     def following(y: Tensor, apart: Tensor) -> Tensor | None:
-        return (None, apart, y)[k % 3]
+        return (None, apart, y)[v % 3]
 
     def gradient(on_device: bool, x: Tensor, y: Tensor, acc: Tensor, apart: Tensor) -> None:
-        given, y_next = acc if k % 4 < 3 else None, following(y, apart)
+        given, y_next = acc if v % 5 else None, following(y, apart)
         empty = zero and given is not None
         if on_device:
             ops.fused_mix(x, y, moved, w, given, ALPHA, y_next=y_next, zero_acc=empty)
@@ -87,15 +93,16 @@ def _mixed(device: torch.device, k: int) -> Iterator[str]:
             return ops.fused_mix_delta(x, y, moved, w, y_next=y_next, distance=zero)
         return _measured(zero, lambda d2: reference.mix_delta(x, y, near, w, y_next, d2))
 
-    moved = _moved(near, device, k)
+    moved = _moved(near, device, v)
     what = f"{_name(model)} over {_name(wire)}, {n} numbers, degree {degree}"
     for form in (gradient, delta):
-        yield from _both(f"{form.__name__} form, {what}", form, own, device, k)
+        yield from _both(f"{form.__name__} form, {what}", form, own, device, v)
 
 
 def _narrow(device: torch.device, k: int) -> Iterator[str]:
     (model, bits), n, degree = _chosen(k, KINDS)
-    draw = _Draw(k, n)
+    v = _variant(k, KINDS)
+    draw = _Draw(k, n, special=v % 2 == 1)
     x, copies, w = draw(model), [draw(model) for _ in range(degree)], draw.weights(degree)
     z = (x.double() + 0.01 * draw(torch.float64)).to(model)
     size = ops.message_bytes(n, bits)
@@ -103,7 +110,7 @@ def _narrow(device: torch.device, k: int) -> Iterator[str]:
     sent = torch.stack([draw(model) for _ in few])
     narrow_reference.encode(sent, torch.zeros_like(sent), few, bits)
     messages = [few[j % len(few)] for j in range(degree)]
-    writes = k % 2 == 0
+    writes = v // 2 % 2 == 0
 
     def encode(on_device: bool, *own: Tensor) -> None:
         code = ops if on_device else narrow_reference
@@ -122,12 +129,12 @@ def _narrow(device: torch.device, k: int) -> Iterator[str]:
         run = narrow_reference.mix_narrow
         return _measured(writes, lambda d2: run(x, z, copies, messages, w, bits, following, d2))
 
-    moved = _moved(messages, device, k)
+    moved = _moved(messages, device, v)
     blank = torch.zeros(size, dtype=torch.uint8)
     what = f"int{bits}, {_name(model)}, {n} numbers, degree {degree}"
     forms: list[tuple[Any, list[Tensor]]] = [(encode, [x, z, blank]), (decode_add, [x, few[0]])]
     for form, own in [*forms, (mix, [x, z, blank, *copies])]:
-        yield from _both(f"{form.__name__}, {what}", form, own, device, k)
+        yield from _both(f"{form.__name__}, {what}", form, own, device, v)
 
 
 def _measured(wanted: bool, run: Callable[[Tensor | None], None]) -> Tensor | None:
@@ -137,10 +144,10 @@ def _measured(wanted: bool, run: Callable[[Tensor | None], None]) -> Tensor | No
 
 
 def _both(
-    what: str, form: Callable[..., Tensor | None], own: list[Tensor], device: torch.device, k: int
+    what: str, form: Callable[..., Tensor | None], own: list[Tensor], device: torch.device, v: int
 ) -> Iterator[str]:
     """On the device and by the reference, each on copies of its own."""
-    found, expected = _moved(own, device, k), [t.clone() for t in own]
+    found, expected = _moved(own, device, v), [t.clone() for t in own]
     d2, right = form(True, *found), form(False, *expected)
     for place, (a, b) in enumerate(zip(found, expected, strict=True)):
         count = differing(a.cpu(), b)
@@ -154,8 +161,8 @@ def _both(
 class _Draw:
     """Numbers of case k, the same on every machine; some are inf, NaN, tiny or halfway."""
 
-    def __init__(self, k: int, n: int) -> None:
-        self.n, self.special, self.random = n, k % 2 == 1, random.Random(k)
+    def __init__(self, k: int, n: int, special: bool) -> None:
+        self.n, self.special, self.random = n, special, random.Random(k)
 
     def __call__(self, dtype: torch.dtype, scale: float = 1.0) -> Tensor:
         start = self.random.randrange(POOL - self.n)
@@ -181,12 +188,12 @@ SPECIAL = (
 )
 
 
-def _moved(tensors: Any, device: torch.device, k: int) -> list[Tensor]:
+def _moved(tensors: Any, device: torch.device, v: int) -> list[Tensor]:
     """Copies on the device that start 0 to 3 elements past the beginning of their memory."""
     moved = []
     for t in tensors:
         memory = torch.empty(t.numel() + 4, dtype=t.dtype, device=device)
-        moved.append(memory[k % 4 : k % 4 + t.numel()].copy_(t))
+        moved.append(memory[v % 4 : v % 4 + t.numel()].copy_(t))
     return moved
 
 
