@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 import time
 from typing import Any
 
@@ -57,6 +59,7 @@ def stressed(
     return checks.verdicts[0], device.sites
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("mode", ["host", "direct"])
 def test_every_wait_of_the_staging_is_seen(comm: MPI.Comm, mode: messages.Mode) -> None:
     right, sites = stressed(comm, mode)
@@ -68,6 +71,7 @@ def test_every_wait_of_the_staging_is_seen(comm: MPI.Comm, mode: messages.Mode) 
     assert list(states.values()).count("wrong") >= least, states
 
 
+@pytest.mark.mpi(min_size=2)
 def test_all_checks_on_the_test_device(comm: MPI.Comm) -> None:
     with LateDevice() as device:
         found = examined(comm, 60.0)
@@ -128,3 +132,17 @@ def test_a_check_that_raises_and_a_time_that_is_over(comm: MPI.Comm) -> None:
     late.run("bits", dict, fine)
     assert not late.run("narrow", dict, fine)
     assert [one.state for one in late.verdicts] == ["ok", "not tried"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu(
+    comm: MPI.Comm, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hpc_oldsgd.doctor", "--gpu"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("hpc_oldsgd.doctor", run_name="__main__")
+    said = capfd.readouterr()
+    assert ended.value.code == 2 and not said.out
+    lines = said.err.splitlines()
+    assert len(lines) == (comm.rank == 0)
+    assert all(one.startswith("hpc_oldsgd.doctor: --gpu: torch sees no GPU here.") for one in lines)

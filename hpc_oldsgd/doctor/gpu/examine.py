@@ -22,7 +22,7 @@ from .verdicts import Ranks, Verdict
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-WAIT_S = 20.0  # for a message that never comes
+WAIT_S = 30.0  # for a message that never comes
 GATHER_S = 60.0
 MOST_S = 40.0  # past the time that was given: then a rank hangs
 TRIAL_S = 30.0  # for the child process that tries device memory: it may hang

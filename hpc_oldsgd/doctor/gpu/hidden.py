@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...transport.mpi import MpiTransport
 
 TAU, ROUNDS = 2, 6
-ROOM = 1.1  # tau gradients take this many times as long as a message
+ROOM = 1.2  # tau gradients take this many times as long as a message
 LEAST_S = 0.01  # of a gradient
 SIDE_ON_GPU, SIDE_ON_CPU = 2048, 128
 

@@ -218,7 +218,7 @@ def test_in_short() -> None:
 
 def test_two_ranks_on_the_cpu(mpirun: Mpirun) -> None:
     """One command runs every check, within its time."""
-    command = ("-m", "hpc_oldsgd.doctor", "--gpu", "--device", "cpu", "--seconds", "6", "--json")
+    command = ("-m", "hpc_oldsgd.doctor", "--gpu", "--device", "cpu", "--seconds", "3", "--json")
     done = mpirun(2, *command)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
@@ -230,14 +230,6 @@ def test_two_ranks_on_the_cpu(mpirun: Mpirun) -> None:
     assert {"bits", "narrow", "kernel"}.isdisjoint(late), "a busy machine may skip the last ones"
     for one in found["checks"]:
         assert one["state"] != "ok" or one["figures"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu(mpirun: Mpirun) -> None:
-    done = mpirun(1, "-m", "hpc_oldsgd.doctor", "--gpu")
-    assert done.returncode == 2 and not done.stdout
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("hpc_oldsgd.doctor: --gpu: torch sees no GPU here.")
 
 
 def test_the_form_for_a_report_names_the_command() -> None:
