@@ -19,6 +19,8 @@ WISHES = ("stop", "checkpoint", "diverged", "not_ready", "writing")
 class Control:
     def __init__(self, transport: Transport, lag: int = 1) -> None:
         self.lag = lag
+        self.late = 0
+        """Boundaries after its round at which a loss is known: one more where a device is read."""
         self._transport = transport
         self._wishes: set[str] = set()
         self._pending: deque[Pending] = deque()

@@ -74,9 +74,12 @@ class LateStream:
             self.reach(self.enqueued)
 
     def reach(self, number: int) -> None:
-        """Return when so many pieces are done; do them here if nobody else does."""
-        while self.step(number):
-            pass
+        """Return when so many pieces are done; do them here if the stream has no thread."""
+        if self.device.random is None:
+            while self.step(number):
+                pass
+        with self.device.change:
+            self.device.change.wait_for(lambda: self.done >= number)
 
     def hold_until(self, there: Callable[[], bool]) -> None:
         """Work that takes as long as `there` says no."""
@@ -94,7 +97,7 @@ class LateStream:
         with change:
             while self.running and self.done < number:
                 change.wait()
-            if self.done >= number:
+            if self.done >= number or not self.work:
                 return False
             self.running, work = True, self.work.popleft()
         try:
@@ -170,8 +173,8 @@ class LateDevice:
         self.ignore: Site | None = None
         """Waits of this line do nothing."""
         self.in_capture = False
-        self.current_in: set[int] = set()
-        """Threads that have made this device theirs."""
+        self.current_in: set[str] = set()
+        """Names of the threads that have made this device theirs."""
         self._host: set[int] = set()
         self._memory: list[torch.Tensor] = []  # pinned: an address is not used twice
         self._thread = threading.local()
@@ -183,7 +186,7 @@ class LateDevice:
     # -- the calls of hpc_oldsgd.transport.device.Device --------------------------------------
 
     def make_current(self) -> None:
-        self.current_in.add(threading.get_ident())
+        self.current_in.add(threading.current_thread().name)
 
     def native_context(self) -> None:
         return None
