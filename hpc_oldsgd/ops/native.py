@@ -89,7 +89,8 @@ def why_not_on(device: torch.device) -> str:
 @functools.cache
 def _why_not_on_gpu(index: int) -> str:
     with torch.cuda.device(index):
-        lacks = no_code_for(torch.cuda.get_device_capability(), extension.build_info()["cuda_archs"])
+        built = extension.build_info()["cuda_archs"]
+        lacks = no_code_for(torch.cuda.get_device_capability(), built)
         return lacks or str(extension.cuda_refusal())
 
 

@@ -25,6 +25,11 @@ class Control:
         self._wishes: set[str] = set()
         self._pending: deque[Pending] = deque()
 
+    @property
+    def known_after(self) -> int:
+        """Boundaries from the end of a round to when all know whether its losses were good."""
+        return self.lag + self.late
+
     def wish(self, what: str) -> None:
         """Ask for it at the next vote. Safe from a signal handler."""
         assert what in WISHES

@@ -1,4 +1,4 @@
-"""A device for tests: streams that run their work later, and memory that says when it is read early.
+"""A device for tests: streams that run their work later, and memory that shows early reads.
 
 Tensors are those of the CPU. Inside `with LateDevice() as device:` each torch operation of this
 thread, the mixing op included, is only enqueued on the thread's stream, as on a GPU. New memory is
@@ -363,7 +363,7 @@ class _Enqueue(TorchDispatchMode):
                 stream = device.current_stream()
                 stream.reach(stream.enqueued)
                 return func(*args, **kwargs)
-            if not tensors or name.startswith("empty") or name.startswith("new_empty"):
+            if not tensors or name.startswith(("empty", "new_empty")):
                 made = func(*args, **kwargs)
                 return poison(made) if "empty" in name else made
             # Aliases with version counters of their own: the write was counted when enqueued.
