@@ -45,7 +45,7 @@ struct Group {
     if constexpr (K == 1) {
       v[0] = *p;
     } else {
-      using Word = typename WordOf<K * int(sizeof(S))>::type;
+      using Word = typename WordOf<K* int(sizeof(S))>::type;
       Word word[C];
 #pragma unroll
       for (int c = 0; c < C; ++c) word[c] = __ldcs(reinterpret_cast<const Word*>(p + c * kApart));
@@ -56,7 +56,7 @@ struct Group {
     if constexpr (K == 1) {
       *p = v[0];
     } else {
-      using Word = typename WordOf<K * int(sizeof(S))>::type;
+      using Word = typename WordOf<K* int(sizeof(S))>::type;
       Word word[C];
       memcpy(word, v, sizeof v);
 #pragma unroll

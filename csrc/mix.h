@@ -66,7 +66,7 @@ const char* isa_in_use();  // portable, avx2 or avx512; HPC_OLDSGD_ISA chooses a
 void stream_copy(void* dst, const void* src, int64_t bytes, int threads);
 
 // CUDA. Enqueues one kernel on `stream` and returns; throws if the launch is refused.
-constexpr int kMaxFixedDegree = 64;     // neighbours that travel inside the kernel's arguments
+constexpr int kMaxFixedDegree = 64;  // neighbours that travel inside the kernel's arguments
 constexpr int kMostBlocks = 4095;
 // Doubles, when m.distance is set: zero before the first use and left so. One for each stream.
 constexpr int64_t kCudaScratch = kMostBlocks + 1;

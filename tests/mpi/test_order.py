@@ -163,6 +163,8 @@ def fails(comm: MPI.Comm, name: str, ignore: Site | None, seen: set[Site]) -> bo
             if ignore is None:
                 raise
         seen |= device.sites
+    if ignore is None:
+        assert device.freed_early == []
     return bool(comm.allreduce(failed, MPI.LOR))
 
 
@@ -189,6 +191,20 @@ def test_every_wait_is_needed(comm):
     for site in sorted(waits()):
         tried = [name for name in SCENARIOS if site in by_scenario[name]]
         assert any(fails(comm, name, site, set()) for name in tried), site
+
+
+def test_memory_is_kept_until_the_side_stream_has_read_it(comm):
+    """torch's allocator gives it away as soon as nobody holds it."""
+    with LateDevice() as device:
+        staging = Staging(device, copies=True)
+        for held in (True, False):
+            y = rows(1, D)[0].clone()
+            departure = staging.depart([(staging.host(y), y)])
+            if held:
+                departure.copied.synchronize()
+            del y
+            assert (device.freed_early == []) is held
+        staging.stop()
 
 
 WAITED = ("spinning waits", "sleeping waits", "stream synchronisations", "device synchronisations")
