@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..runtime.runner import Runner
 from ..transport.base import FlightRecord, Pending
+from ..transport.device import device_of
 from . import fragments_auto, tau_auto
 from .fragments_auto import Cost, Fragments
 from .loop import Training
@@ -93,12 +94,14 @@ def _gradients(training: Training, count: int) -> list[float]:
     """Seconds of each, after one that warms up; buffers that they change are restored."""
     worker, transport = training.workers[0], training.runner.transport
     kept = [(buffer, buffer.clone()) for buffer in worker.model.buffers()]
+    device = device_of(training.runner.x.device)
     took: list[float] = []
     transport.reduce(np.zeros(1)).result()  # all start together
     begin = time.perf_counter()
     for k in range(1 + count):
         start = time.perf_counter()
         training.backward(worker, k)
+        device.synchronize()
         took.append(time.perf_counter() - start)
         if len(took) > 1 and time.perf_counter() - begin > LONG_S:
             break

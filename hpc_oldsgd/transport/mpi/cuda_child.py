@@ -58,7 +58,7 @@ class Cuda:
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._driver, name)(*arguments)
         if code:
-            raise RuntimeError(f"{name} returned {code}")
+            raise OSError(code, f"CUDA refuses {name}")
 
     def enter_thread(self) -> None:
         self._call("cuCtxSetCurrent", self._context)

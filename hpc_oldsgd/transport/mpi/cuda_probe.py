@@ -98,9 +98,7 @@ def arrives(comm: MPI.Comm, device: torch.device, engine: Engine | None = None) 
     return works
 
 
-def pass_around(
-    comm: MPI.Comm, sent: torch.Tensor, received: torch.Tensor, engine: Engine
-) -> bool:
+def pass_around(comm: MPI.Comm, sent: torch.Tensor, received: torch.Tensor, engine: Engine) -> bool:
     """To the right neighbour's rank, from the left one's; whether that ended within the limit."""
     left, right = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     requests = PersistentRequests(

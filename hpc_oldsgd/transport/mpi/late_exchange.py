@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from ..device import Event
 from ..late import EdgeEnd
 from ..progress import FIRST_SLEEP_S, Job, Stage
-from ..staging import Arrival
+from ..staging import Arrival, Departure
 from .exchange import Channel, MpiFlight
 from .requests import as_bytes, pieces
 
@@ -47,6 +46,7 @@ class Snapshot:
         self._active: list[Any] = []
         self.leaving = False
         """It is not sent yet: a device is still writing it."""
+        self.posted_s = 0.0
 
     def send(self, j: int) -> None:
         t, tag = self._channel.transport, self._channel.number
@@ -171,7 +171,7 @@ class LateChannel(Channel):
         self._lock = threading.Lock()  # the agent and the progress thread both advance
         self._job: Job | None = None
         self._in_engine = False
-        self._departures: deque[tuple[Event | None, Snapshot, list[int]]] = deque()
+        self._departures: deque[tuple[Departure | None, Snapshot, list[int]]] = deque()
         assert transport.late is not None
         self._most = 1 + transport.late.staleness * transport.topology.period
 
@@ -195,16 +195,16 @@ class LateChannel(Channel):
 
     def depart(self, peers: list[int]) -> list[Edge]:
         """The current snapshot leaves for these neighbours, and theirs are awaited."""
-        snapshot, copied = self.current, None
+        snapshot, departure = self.current, None
         if self.staging is not None:
-            copied = self.staging.depart([(snapshot.host, snapshot.y)]).copied
+            departure = self.staging.depart([(snapshot.host, snapshot.y)])
         with self._lock:
             for j in peers:
                 if j not in self.edges:
                     self.edges[j] = self.make_edge(j)
                 self.edges[j].begin()
             snapshot.leaving = True
-            self._departures.append((copied, snapshot, peers))
+            self._departures.append((departure, snapshot, peers))
             self._leave()
             idle, self._in_engine = not self._in_engine, True
         if idle:
@@ -214,9 +214,11 @@ class LateChannel(Channel):
     def _leave(self) -> None:
         """Send what the device has written by now. Receives first."""
         while self._departures:
-            copied, snapshot, peers = self._departures[0]
-            if copied is not None and not copied.query():
-                return
+            departure, snapshot, peers = self._departures[0]
+            if departure is not None:
+                if not departure.copied.query():
+                    return
+                snapshot.posted_s = departure.posted()
             self._departures.popleft()
             for j in peers:
                 self.edges[j].clear()
@@ -293,6 +295,7 @@ class LateFlight(MpiFlight):
     def __init__(self, channel: LateChannel, x: torch.Tensor, round: int) -> None:
         super().__init__(channel, x, round)
         self._fragment = int(x.storage_offset())
+        self._snapshot = channel.current
         self.edges = channel.depart(self.neighbours)
 
     def done(self) -> bool:
@@ -327,7 +330,7 @@ class LateFlight(MpiFlight):
         if staging is None:
             return through_s
         arrival = staging.come_back([(edge.received, edge.host) for edge in used], through_s)
-        arrival.posted_s = self.posted
+        arrival.posted_s = self._snapshot.posted_s or self.posted  # it may have to leave yet
         staging.before_reading(arrival)
         return arrival
 

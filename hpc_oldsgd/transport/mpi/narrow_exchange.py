@@ -297,7 +297,9 @@ class NarrowLateChannel(NarrowChannel, LateChannel):
             with self._lock:
                 owed, edge.owed = edge.owed, []
             for stream, message in owed:
-                stream.apply(j, message if self.staging is None else self.staging.to_device(message))
+                if self.staging is not None:
+                    message = self.staging.to_device(message)
+                stream.apply(j, message)
 
     def drain(self) -> None:
         super().drain()
