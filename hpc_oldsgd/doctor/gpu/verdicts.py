@@ -47,7 +47,7 @@ def of_device(machines: Ranks) -> Verdict:
     if not any(gpus):
         text = "NO GPU WAS TRIED: all of this ran on the CPU (--device cpu)"
         return not_tried("device", text, "Run it without --device cpu on a machine with a GPU.")
-    kinds = {gpu["name"] for gpu in gpus if gpu}
+    kinds = {f"{gpu['name']} (compute capability {gpu['capability']})" for gpu in gpus if gpu}
     lacking = [i for i, gpu in enumerate(gpus) if not gpu]
     if lacking:
         text = f"{names(lacking)} have no GPU"
@@ -57,11 +57,11 @@ def of_device(machines: Ranks) -> Verdict:
 
 
 def of_kernel(machines: Ranks) -> Verdict:
-    plain = [i for i, one in enumerate(machines) if one["mixes_by"] == "torch"]
+    plain = [i for i, one in enumerate(machines) if one["plain_torch_because"]]
     code = machines[0]["extension"]
     if plain:
-        why = code.get("reason") or "it was built without a kernel for this device"
-        text = f"plain torch mixes on {names(plain)}, not the extension ({why}): right but slow"
+        why = machines[plain[0]]["plain_torch_because"]
+        text = f"plain torch mixes on {names(plain)}, which is right but slow: {why}"
         fix = "Put nvcc in PATH (module load cuda) and build it again: pip install -e . -v"
         return Verdict("kernel", text, fix + " --no-build-isolation.", "slow", code)
     if machines[0]["gpu"]:

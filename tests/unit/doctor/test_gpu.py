@@ -21,7 +21,7 @@ from support import ROOT
 
 Mpirun = Callable[..., "subprocess.CompletedProcess[str]"]
 CPU = torch.device("cpu")
-GPU = {"name": "H100", "uuid": "u0", "free_bytes": 10**10}
+GPU = {"name": "H100", "capability": "9.0", "uuid": "u0", "free_bytes": 10**10}
 EXTENSION = {"native": True, "cuda": True, "cuda_archs": "80-real 90", "isa": "avx2"}
 CHECKS = ["device", "kernel", "bits", "narrow", "bandwidth", "cuda-aware", "order", "messages"]
 CHECKS += ["overlap", "contexts"]
@@ -118,7 +118,7 @@ def test_a_slow_kernel() -> None:
 
 
 def machine(**changes: Any) -> dict[str, Any]:
-    return {"gpu": GPU, "mixes_by": "extension", "extension": EXTENSION, **changes}
+    return {"gpu": GPU, "plain_torch_because": "", "extension": EXTENSION, **changes}
 
 
 def test_device_and_kernel() -> None:
@@ -128,8 +128,8 @@ def test_device_and_kernel() -> None:
     some = verdicts.of_device([machine(), machine(gpu=None)])
     assert some.state == "wrong" and some.text.startswith("rank 1 ")
     assert "80-real 90" in verdicts.of_kernel([machine()]).text
-    plain = verdicts.of_kernel([machine(), machine(mixes_by="torch")])
-    assert plain.state == "slow" and "plain torch mixes on rank 1" in plain.text
+    plain = verdicts.of_kernel([machine(), machine(plain_torch_because="no nvcc")])
+    assert plain.state == "slow" and "mixes on rank 1" in plain.text and "no nvcc" in plain.text
 
 
 def test_cuda_aware() -> None:
