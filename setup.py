@@ -1,7 +1,8 @@
 """Builds hpc_oldsgd._native with CMake. Without a compiler the package installs all the same.
 
 HPC_OLDSGD_CUDA=0|1            CUDA off or on; by default on where nvcc is found
-HPC_OLDSGD_CUDA_ARCHS="80;90"  the architectures; the last one also as PTX for newer ones
+HPC_OLDSGD_CUDA_ARCHS="80;90"  the architectures; the last one also as PTX for newer ones. By
+                               default those of 70, 75, 80, 86 and 90 that nvcc knows
 HPC_OLDSGD_REQUIRE_NATIVE=1    a failed build is an error
 """
 

@@ -73,6 +73,7 @@ py::dict build_info() {
 PYBIND11_MODULE(_native, m) {
   m.doc() = "The fused mixing op; use hpc_oldsgd.ops.";
   m.def("build_info", build_info);
+  m.def("cuda_refusal", cuda_refusal);
   m.attr("API") = OLDSGD_API;  // from ops/native.py when this was built
   m.attr("MAX_FIXED_DEGREE") = kMaxFixedDegree;
   m.attr("CUDA_SCRATCH") = kCudaScratch;

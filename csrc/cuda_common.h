@@ -13,38 +13,64 @@ namespace oldsgd {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBlocksPerSm = 8;
+constexpr int kWarp = 32;
 
 // ---------------------------------------------------------------------------------- kernels
 
-// K consecutive elements, moved as 128-bit words where K of them fill some. The words are marked as
-// streaming: no element is touched twice.
-template <class S, int K>
+// Words of 4, 8 and 16 bytes.
+template <int bytes>
+struct WordOf;
+template <>
+struct WordOf<4> {
+  using type = unsigned;
+};
+template <>
+struct WordOf<8> {
+  using type = uint2;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+
+// C words of K consecutive elements each. The words of a thread lie a warp apart, so those that the
+// warp touches together are neighbours in memory. They are marked as streaming: no element is
+// touched twice. One element alone (K = C = 1) needs no alignment.
+template <class S, int K, int C = 1>
 struct Group {
-  S v[K];
-  static constexpr int kWords = K * int(sizeof(S)) / 16;
+  S v[K * C];
+  static constexpr int kApart = kWarp * K;  // elements from word to word
 
   __device__ __forceinline__ void load(const S* p) {
-    if constexpr (kWords == 0) {
+    if constexpr (K == 1) {
       v[0] = *p;
     } else {
-      uint4 word[kWords];
+      using Word = typename WordOf<K* int(sizeof(S))>::type;
+      Word word[C];
 #pragma unroll
-      for (int k = 0; k < kWords; ++k) word[k] = __ldcs(reinterpret_cast<const uint4*>(p) + k);
+      for (int c = 0; c < C; ++c) word[c] = __ldcs(reinterpret_cast<const Word*>(p + c * kApart));
       memcpy(v, word, sizeof v);
     }
   }
   __device__ __forceinline__ void store(S* p) const {
-    if constexpr (kWords == 0) {
+    if constexpr (K == 1) {
       *p = v[0];
     } else {
-      uint4 word[kWords];
+      using Word = typename WordOf<K* int(sizeof(S))>::type;
+      Word word[C];
       memcpy(word, v, sizeof v);
 #pragma unroll
-      for (int k = 0; k < kWords; ++k) __stcs(reinterpret_cast<uint4*>(p) + k, word[k]);
+      for (int c = 0; c < C; ++c) __stcs(reinterpret_cast<Word*>(p + c * kApart), word[c]);
     }
   }
 };
+
+// What the blocks of a kernel tell each other: a sum each, and how many are done. Zero at first.
+struct Scratch {
+  double partials[kMostBlocks];
+  unsigned done;
+};
+static_assert(sizeof(Scratch) <= kCudaScratch * sizeof(double), "mix.h promises so much");
 
 // The sum over a block, in a fixed order; valid in thread 0. Ends with all threads past their
 // reads.
@@ -62,25 +88,27 @@ __device__ __forceinline__ double block_sum(double v) {
 }
 
 // *distance = the sum of every thread's `total`. The last block to finish adds up the partials: no
-// second kernel, no atomic sum, so the result repeats bit for bit on the same device. `scratch`:
-// one partial per block, then the count of blocks that are done.
-__device__ __forceinline__ void grid_sum(double total, double* scratch, double* distance) {
+// second kernel, no atomic sum, so the result repeats bit for bit on the same device. It leaves the
+// scratch memory as it found it, so nobody needs to clear that between two kernels of a stream.
+__device__ __forceinline__ void grid_sum(double total, Scratch* scratch, double* distance) {
   __shared__ bool last;
   const double sum = block_sum(total);
   if (threadIdx.x == 0) {
-    scratch[blockIdx.x] = sum;
+    scratch->partials[blockIdx.x] = sum;
     __threadfence();
-    auto* done = reinterpret_cast<unsigned*>(scratch + kCudaScratch - 1);
-    last = atomicAdd(done, 1u) == gridDim.x - 1;
+    last = atomicAdd(&scratch->done, 1u) == gridDim.x - 1;
   }
   __syncthreads();
   if (!last) return;
   __threadfence();
   double mine = 0;
-  const volatile double* partials = scratch;  // written by other blocks of this kernel
+  const volatile double* partials = scratch->partials;  // written by other blocks of this kernel
   for (unsigned b = threadIdx.x; b < gridDim.x; b += kThreads) mine = add(mine, partials[b]);
   const double all = block_sum(mine);
-  if (threadIdx.x == 0) *distance = all;
+  if (threadIdx.x == 0) {
+    *distance = all;
+    scratch->done = 0;
+  }
 }
 
 // -------------------------------------------------------------------------------- launchers
@@ -92,14 +120,17 @@ void check(cudaError_t error, const char* what) {
 
 bool aligned(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-// Blocks for this many threads' worth of work: enough to fill the device, at least one.
-dim3 grid_for(int64_t threads) {
-  int device = 0, sms = 0;
+// Blocks for this many threads' worth of work: as many as the device can hold at once, not more.
+template <class Kernel>
+dim3 grid_for(int64_t threads, Kernel kernel) {
+  int device = 0, sms = 0, on_sm = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device), "the SM count");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&on_sm, kernel, kThreads, 0), "occupancy");
   int64_t grid = (threads + kThreads - 1) / kThreads;
-  grid = grid < int64_t(sms) * kBlocksPerSm ? grid : int64_t(sms) * kBlocksPerSm;
-  grid = grid < kCudaScratch - 1 ? grid : kCudaScratch - 1;
+  const int64_t most = int64_t(sms) * (on_sm > 0 ? on_sm : 1);
+  grid = grid < most ? grid : most;
+  grid = grid < kMostBlocks ? grid : kMostBlocks;
   return dim3(static_cast<unsigned>(grid > 0 ? grid : 1));
 }
 

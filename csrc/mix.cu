@@ -1,4 +1,5 @@
-// The CUDA side of mix.h. Memory traffic: each input once, each output once, in 128-bit words.
+// The CUDA side of mix.h. Memory traffic: each input once, each output once, the model in 128-bit
+// words and the wire in words of as many elements.
 #include "cuda_common.h"
 
 #ifndef OLDSGD_ARCHS
@@ -13,14 +14,14 @@ namespace {
 // A kernel's only argument, by value: up to kMaxFixedDegree neighbours need no memory of their own.
 template <class T, class W, class A>
 struct Args {
-  int64_t n, words;  // elements; groups of kWord of them, 0 where a pointer is not aligned
+  int64_t n, words;  // elements; groups of Shape::kGroup, 0 where a pointer is not aligned
   int64_t degree;
   T* out;
   const W* y_self;
   T* acc;
   W* y_next;
   double* distance;
-  double* scratch;        // one partial per block, then the count of blocks that are done
+  Scratch* scratch;
   const uint64_t* table;  // past the fixed degree: addresses, then weights as double
   A w_self, alpha;
   bool zero_acc;
@@ -28,14 +29,33 @@ struct Args {
   A weights[kMaxFixedDegree];
 };
 
-// K elements from i on; returns their distance.
-template <class T, class W, class A, bool delta, bool distance, int K>
+// How a thread's elements lie: C words of K. A word of the model has 128 bits. Where the wire is
+// narrower, C of its words are as long as one of the model's.
+template <class T, class W>
+struct Shape {
+  static constexpr int K = 16 / int(sizeof(T)), C = int(sizeof(T) / sizeof(W));
+  static constexpr int kGroup = K * C;
+  // A warp takes 32 groups together if their words are spread over it.
+  static constexpr int kTogether = C > 1 ? kWarp : 1;
+
+  static __device__ __forceinline__ int64_t first(int64_t g) {
+    if constexpr (C == 1) return g * K;
+    return g / kWarp * kWarp * kGroup + g % kWarp * K;
+  }
+};
+
+// C words of K elements from i on; returns their distance.
+template <class T, class W, class A, bool delta, bool distance, int K, int C>
 __device__ __forceinline__ double mix_group(const Args<T, W, A>& m, int64_t i) {
-  Group<W, K> wire;
+  constexpr int N = K * C;
+  Group<W, K, C> wire;
+  Group<T, K, C> model;
   wire.load(m.y_self + i);
-  A y[K], s[K], e[K];
+  // Early: nothing below waits for it until the neighbours are read.
+  if (delta || m.acc) model.load((delta ? m.out : m.acc) + i);
+  A y[N], s[N], e[N];
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
+  for (int k = 0; k < N; ++k) {
     y[k] = widen<A>(wire.v[k]);
     s[k] = delta ? A(0) : mul(m.w_self, y[k]);
     e[k] = A(0);
@@ -47,39 +67,36 @@ __device__ __forceinline__ double mix_group(const Args<T, W, A>& m, int64_t i) {
     const A w = fixed ? m.weights[j] : static_cast<A>(bit_cast<double>(m.table[m.degree + 1 + j]));
     wire.load(y_j + i);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
+    for (int k = 0; k < N; ++k) {
       const A v = delta ? sub(widen<A>(wire.v[k]), y[k]) : widen<A>(wire.v[k]);
       s[k] = weigh(s[k], w, v);
       if constexpr (distance) e[k] = weigh_square(e[k], w, v);
     }
   }
-  Group<T, K> model;
   if constexpr (delta) {
-    model.load(m.out + i);
 #pragma unroll
-    for (int k = 0; k < K; ++k) s[k] = add(widen<A>(model.v[k]), s[k]);
+    for (int k = 0; k < N; ++k) s[k] = add(widen<A>(model.v[k]), s[k]);
   } else if (m.acc) {
-    model.load(m.acc + i);
 #pragma unroll
-    for (int k = 0; k < K; ++k) s[k] = descend(s[k], m.alpha, widen<A>(model.v[k]));
+    for (int k = 0; k < N; ++k) s[k] = descend(s[k], m.alpha, widen<A>(model.v[k]));
   }
 #pragma unroll
-  for (int k = 0; k < K; ++k) model.v[k] = narrow<T>(s[k]);
+  for (int k = 0; k < N; ++k) model.v[k] = narrow<T>(s[k]);
   model.store(m.out + i);
   if (m.y_next) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) wire.v[k] = narrow<W>(s[k]);
+    for (int k = 0; k < N; ++k) wire.v[k] = narrow<W>(s[k]);
     wire.store(m.y_next + i);
   }
   if (!delta && m.zero_acc) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) model.v[k] = narrow<T>(A(0));
+    for (int k = 0; k < N; ++k) model.v[k] = narrow<T>(A(0));
     model.store(m.acc + i);
   }
   double total = 0;
   if constexpr (distance) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) total = add(total, static_cast<double>(e[k]));
+    for (int k = 0; k < N; ++k) total = add(total, static_cast<double>(e[k]));
   }
   return total;
 }
@@ -87,14 +104,14 @@ __device__ __forceinline__ double mix_group(const Args<T, W, A>& m, int64_t i) {
 template <class T, class W, class A, bool delta, bool distance>
 __global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 2 : 4)
     mix_kernel(const __grid_constant__ Args<T, W, A> m) {
-  constexpr int kWord = 16 / int(sizeof(W));
+  using S = Shape<T, W>;
   const int64_t first = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t stride = int64_t(gridDim.x) * kThreads;
   double total = 0;
   for (int64_t g = first; g < m.words; g += stride)
-    total = add(total, mix_group<T, W, A, delta, distance, kWord>(m, g * kWord));
-  for (int64_t i = m.words * kWord + first; i < m.n; i += stride)
-    total = add(total, mix_group<T, W, A, delta, distance, 1>(m, i));
+    total = add(total, mix_group<T, W, A, delta, distance, S::K, S::C>(m, S::first(g)));
+  for (int64_t i = m.words * S::kGroup + first; i < m.n; i += stride)
+    total = add(total, mix_group<T, W, A, delta, distance, 1, 1>(m, i));
 
   if constexpr (distance) {
     grid_sum(total, m.scratch, m.distance);
@@ -106,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(A) == 8 ? 2 : 4)
 template <class T, class W, bool delta, bool distance>
 void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch) {
   using A = typename std::conditional<std::is_same<T, double>::value, double, float>::type;
-  constexpr int kWord = 16 / int(sizeof(W));
+  using S = Shape<T, W>;
 
   Args<T, W, A> args{};
   args.n = m.n;
@@ -116,13 +133,13 @@ void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch)
   args.acc = static_cast<T*>(m.acc);
   args.y_next = static_cast<W*>(m.y_next);
   args.distance = m.distance;
-  args.scratch = static_cast<double*>(scratch);
+  args.scratch = static_cast<Scratch*>(scratch);
   args.w_self = static_cast<A>(m.weights[0]);
   args.alpha = static_cast<A>(m.alpha);
   args.zero_acc = m.zero_acc;
   bool wide = aligned(m.out) && aligned(m.y_self) && aligned(m.acc) && aligned(m.y_next);
   for (const void* y_j : m.neighbours) wide = wide && aligned(y_j);
-  args.words = wide ? m.n / kWord : 0;
+  args.words = wide ? m.n / (S::kGroup * S::kTogether) * S::kTogether : 0;
   if (m.degree() > kMaxFixedDegree) {
     args.table = static_cast<const uint64_t*>(table);
   } else {
@@ -132,10 +149,11 @@ void launch(const Mix& m, cudaStream_t stream, const void* table, void* scratch)
     }
   }
 
-  const int64_t groups = wide ? args.words + m.n % kWord : m.n;
+  const auto kernel = mix_kernel<T, W, A, delta, distance>;
+  const int64_t rest = m.n - args.words * S::kGroup;
+  const dim3 grid = grid_for(args.words > rest ? args.words : rest, kernel);
   void* parameters[] = {&args};
-  check(cudaLaunchKernel(mix_kernel<T, W, A, delta, distance>, grid_for(groups), dim3(kThreads),
-                         parameters, 0, stream),
+  check(cudaLaunchKernel(kernel, grid, dim3(kThreads), parameters, 0, stream),
         "launching the mixing kernel");
 }
 
@@ -188,6 +206,16 @@ void mix_cuda(const Mix& m, void* stream_address, const void* table, void* scrat
 }
 
 bool cuda_compiled() { return true; }
+
+std::string cuda_refusal() {
+  cudaFuncAttributes found;
+  const auto kernel = mix_kernel<float, float, float, true, false>;
+  const cudaError_t error = cudaFuncGetAttributes(&found, kernel);
+  if (error == cudaSuccess) return "";
+  cudaGetLastError();  // or the next launch would report it
+  return cudaGetErrorString(error);
+}
+
 std::string cuda_archs() { return OLDSGD_ARCHS; }
 
 }  // namespace oldsgd

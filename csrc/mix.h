@@ -66,11 +66,14 @@ const char* isa_in_use();  // portable, avx2 or avx512; HPC_OLDSGD_ISA chooses a
 void stream_copy(void* dst, const void* src, int64_t bytes, int threads);
 
 // CUDA. Enqueues one kernel on `stream` and returns; throws if the launch is refused.
-constexpr int kMaxFixedDegree = 64;     // neighbours that travel inside the kernel's arguments
-constexpr int64_t kCudaScratch = 4096;  // doubles, zeroed, when m.distance is set
+constexpr int kMaxFixedDegree = 64;  // neighbours that travel inside the kernel's arguments
+constexpr int kMostBlocks = 4095;
+// Doubles, when m.distance is set: zero before the first use and left so. One for each stream.
+constexpr int64_t kCudaScratch = kMostBlocks + 1;
 // `table`: past the fixed degree, device memory with the addresses, then the weights (double).
 void mix_cuda(const Mix& m, void* stream, const void* table, void* scratch);
 bool cuda_compiled();
+std::string cuda_refusal();  // why the current device does not run the kernels; empty if it does
 std::string cuda_archs();
 
 }  // namespace oldsgd

@@ -17,6 +17,7 @@ void mix_cuda(const Mix&, void*, const void*, void*) { no_cuda(); }
 void narrow_cuda(const Narrow&, void*, const void*, void*) { no_cuda(); }
 void narrow_rows_cuda(const NarrowRows&, void*) { no_cuda(); }
 bool cuda_compiled() { return false; }
+std::string cuda_refusal() { return "built without CUDA"; }
 std::string cuda_archs() { return ""; }
 
 }  // namespace oldsgd

@@ -7,7 +7,6 @@
 namespace oldsgd {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 enum class Pass { decode, encode, mix, mix_distance };
 
@@ -19,7 +18,8 @@ struct NarrowArgs {
   int64_t n, degree, scales;  // scales: where they begin in a message
   T *x, *z;
   uint8_t* next;
-  double *distance, *scratch;
+  double* distance;
+  Scratch* scratch;
   const uint64_t* table;  // past the fixed degree: copies, messages, then weights as double
   bool wide;              // every pointer is aligned to 16 bytes
   T* copies[kMaxFixedDegree];
@@ -27,15 +27,34 @@ struct NarrowArgs {
   A weights[kMaxFixedDegree];
 };
 
+// The codes of a thread, as one word.
+template <int bytes>
+struct CodesOf;
+template <>
+struct CodesOf<1> {
+  using type = uint8_t;
+};
+template <>
+struct CodesOf<2> {
+  using type = uint16_t;
+};
+template <>
+struct CodesOf<4> {
+  using type = uint32_t;
+};
+template <>
+struct CodesOf<8> {
+  using type = uint64_t;
+};
+
 // The numbers [i, i + K) of one thread, of which `count` exist.
 template <class T, class A, int bits>
 struct Part {
-  static constexpr int K = sizeof(T) == 2 ? 8 : 4;
+  static constexpr int K = 16 / int(sizeof(T));  // a word of the model
   static constexpr int kLanesOfBlock = kScaleBlock / K;
+  static_assert(kLanesOfBlock <= kWarp, "a warp holds whole blocks");
   static constexpr int kCodeBytes = K * bits / 8;
-  using Word = typename std::conditional<
-      kCodeBytes == 8, uint64_t,
-      typename std::conditional<kCodeBytes == 4, uint32_t, uint16_t>::type>::type;
+  using Word = typename CodesOf<kCodeBytes>::type;
 
   int64_t i, scales;
   int count;
@@ -166,8 +185,9 @@ template <class T, class A, int bits, bool distance>
 __device__ __forceinline__ double mix_part(const NarrowArgs<T, A>& m,
                                            const Part<T, A, bits>& part) {
   constexpr int K = Part<T, A, bits>::K;
-  A y[K], s[K], e[K], c[K];
+  A x[K], y[K], s[K], e[K], c[K];
   part.load(y, m.z);
+  part.load(x, m.x);  // early: nothing waits for it until the neighbours are read
 #pragma unroll
   for (int k = 0; k < K; ++k) s[k] = e[k] = A(0);
   const bool fixed = m.table == nullptr;
@@ -185,11 +205,10 @@ __device__ __forceinline__ double mix_part(const NarrowArgs<T, A>& m,
       if constexpr (distance) e[k] = weigh_square(e[k], w, v);
     }
   }
-  part.load(c, m.x);
 #pragma unroll
-  for (int k = 0; k < K; ++k) c[k] = add(c[k], s[k]);
-  part.store(c, m.x);
-  if (m.next) part.encode(c, y, m.z, m.next);
+  for (int k = 0; k < K; ++k) x[k] = add(x[k], s[k]);
+  part.store(x, m.x);
+  if (m.next) part.encode(x, y, m.z, m.next);
   double total = 0;
   if constexpr (distance) {
 #pragma unroll
@@ -238,8 +257,8 @@ void launch(NarrowArgs<T, Accumulator<T>>& args, cudaStream_t stream) {
   args.wide = args.wide && aligned(args.x) && aligned(args.z) && aligned(args.next);
   void* parameters[] = {&args};
   const int64_t threads = (args.n + Part<T, A, bits>::K - 1) / Part<T, A, bits>::K;
-  check(cudaLaunchKernel(narrow_kernel<T, A, bits, pass>, grid_for(threads), dim3(kThreads),
-                         parameters, 0, stream),
+  const auto kernel = narrow_kernel<T, A, bits, pass>;
+  check(cudaLaunchKernel(kernel, grid_for(threads, kernel), dim3(kThreads), parameters, 0, stream),
         "launching the kernel of the difference wire");
 }
 
@@ -252,7 +271,7 @@ void launch_mix(const Narrow& m, cudaStream_t stream, const void* table, void* s
   args.z = static_cast<T*>(m.z_self);
   args.next = static_cast<uint8_t*>(m.next);
   args.distance = m.distance;
-  args.scratch = static_cast<double*>(scratch);
+  args.scratch = static_cast<Scratch*>(scratch);
   args.wide = true;
   for (const void* z : m.copies) args.wide = args.wide && aligned(z);
   for (const void* message : m.messages) args.wide = args.wide && aligned(message);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
+#include <utility>
 
 namespace oldsgd {
 namespace {
@@ -93,6 +94,12 @@ bool Engine::wait(const Job& job, double timeout_s) {
   return job.done;
 }
 
+void Engine::enter(uintptr_t function, uintptr_t argument) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  enter_ = reinterpret_cast<Enter>(function);
+  enter_argument_ = reinterpret_cast<void*>(argument);
+}
+
 void Engine::poll() {
   if (!thread_.joinable()) pass();
 }
@@ -160,7 +167,9 @@ void Engine::loop() {
     wake_.wait(lock, [&] { return stopping_ || !open_.empty(); });
     if (stopping_) return;
     if (open_.size() != known) pause = kFirstSleep;
+    const Enter enter = std::exchange(enter_, nullptr);
     lock.unlock();
+    if (enter) enter(enter_argument_);
     const bool moved = pass();
     lock.lock();
     known = open_.size();

@@ -50,6 +50,9 @@ class Engine {
   std::shared_ptr<Job> submit(std::vector<Stage> stages);
   // True once the job is done. Without a thread the caller moves all open jobs meanwhile.
   bool wait(const Job& job, double timeout_s);
+  // The thread calls function(argument) before its next job: cuCtxSetCurrent and a context, so that
+  // an MPI with CUDA finds a device there. Without a thread the callers have theirs.
+  void enter(uintptr_t function, uintptr_t argument);
   void poll();  // one pass over the open jobs, for callers without a thread
   void stop();  // ends the thread; open jobs stay as they are
 
@@ -60,11 +63,14 @@ class Engine {
 
   using Start = int (*)(int, void*);
   using Test = int (*)(int, void*, int*, void*);
+  using Enter = int (*)(void*);
   Start startall_;
   Test testall_;
   size_t request_bytes_, status_bytes_;
   double period_s_;
-  std::mutex mutex_;  // open_ and the flags
+  Enter enter_ = nullptr;  // until the thread has called it
+  void* enter_argument_ = nullptr;
+  std::mutex mutex_;  // open_, enter_ and the flags
   std::condition_variable wake_, finished_;
   std::deque<std::shared_ptr<Job>> open_;
   int waiters_ = 0;

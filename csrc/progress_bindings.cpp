@@ -34,6 +34,7 @@ void bind_progress(py::module_& m) {
       .def(py::init<uintptr_t, uintptr_t, size_t, size_t, double, bool>())
       .def("submit", &Engine::submit, no_gil)
       .def("wait", &Engine::wait, no_gil)
+      .def("enter", &Engine::enter)
       .def("poll", &Engine::poll, no_gil)
       .def("stop", &Engine::stop, no_gil);
 }

@@ -5,13 +5,14 @@ No other module uses a private name of torch; tests/repo/test_torch_api.py looks
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 UNKNOWN = -1
+F = TypeVar("F", bound=Callable[..., Any])
 
 BATCH_NORMS: tuple[type[nn.Module], ...] = (
     getattr(nn.modules.batchnorm, "_BatchNorm", nn.BatchNorm2d),  # of all, and of users' own
@@ -82,6 +83,15 @@ def add_to_all(rows: list[Tensor], more: Iterable[Tensor], alpha: float) -> None
         return
     for row, one in zip(rows, more, strict=True):
         row.add_(one, alpha=alpha)
+
+
+def not_compiled(function: F) -> F:
+    """torch.compile leaves the call out of its graphs, and runs it as it is.
+
+    The public torch.compiler.disable does the same, and loads torch's compiler for everybody.
+    """
+    leave_out: Callable[[F], F] = getattr(torch, "_disable_dynamo", None) or torch.compiler.disable
+    return leave_out(function)
 
 
 def file_of_torch() -> str:

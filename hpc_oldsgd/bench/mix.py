@@ -129,7 +129,7 @@ class Buffers:
                 (name, "delta, round", partial(delta_round, x, y, near, w)),
             ]
         found = [(name, form, bytes_of[form], call) for name, form, call in calls]
-        if out.dtype != torch.bfloat16 and y.dtype != torch.bfloat16:
+        if out.is_cpu and torch.bfloat16 not in (out.dtype, y.dtype):
             np_out, np_y, *np_near = (t.numpy() for t in (out, y, *near))
             spare = np.empty_like(np_out)
             call = lambda: numpy_chain(np_out, np_y, np_near, w, spare)  # noqa: E731

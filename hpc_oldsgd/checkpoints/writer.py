@@ -121,7 +121,7 @@ class Checkpoints:
             if saving.report is not None:
                 self._commit(saving)
             # The first vote that knows of the thread was cast a round after the snapshot.
-            elif "writing" not in decided and r >= saving.r + 1 + self._control.lag:
+            elif "writing" not in decided and r >= saving.r + 1 + self._control.known_after:
                 self._report_of(saving)
         due = self.policy.every and r % self.policy.every == 0
         self._wanted |= bool(due) or "checkpoint" in decided
@@ -153,7 +153,7 @@ class Checkpoints:
     def diverged(self, r: int) -> None:
         """Keep what is under way only if the round after it was good; the start always is."""
         saving = self._saving
-        if saving is not None and saving.r > max(0, r - 2 - self._control.lag):
+        if saving is not None and saving.r > max(0, r - 2 - self._control.known_after):
             self._report_of(saving).result()  # all have written it
             self._saving = None
             if self.part == 0:

@@ -25,6 +25,7 @@ from ..training.measure import graphs_for, message_seconds
 from ..training.options import TrainOptions
 from ..training.plan import GRAPHS, WIRES, Allowed, Bounds, Measured, Message
 from . import findings, findings_network, links, machine, progress, report
+from .gpu import examine as gpu
 
 TAUS = Bounds()
 LIMIT_S = 600.0  # for a network on which some rank never answers
@@ -44,6 +45,11 @@ class Options:
     """Where the model would live."""
     load: Literal["sleep", "spin"] = "sleep"
     """What the emulated gradient does: sleep (a GPU computes) or spin (the CPU does)."""
+    gpu: bool = False
+    """Examine the GPU instead: kernel, order of streams, staging, CUDA-aware MPI, and their speed.
+    With --device cpu all but the GPU itself is tried."""
+    seconds: float = 80.0
+    """With --gpu: how long its checks may take together."""
     json: bool = False
     """Print one JSON document instead of the report."""
     check_agents: int = 0
@@ -52,14 +58,14 @@ class Options:
     def __post_init__(self) -> None:
         at_least(0, self, "check_agents")
         at_least(4, self, "model_bytes")
-        positive(self, "grad_seconds")
+        positive(self, "grad_seconds", "seconds")
 
 
-def main(options: Options) -> None:
+def main(options: Options) -> int:
     config = TrainOptions(topology=options.topology)
     if options.check_agents:
         make_topology(config, options.check_agents)
-        return
+        return 0
     begin = time.perf_counter()
     comm = start_mpi("hpc_oldsgd.doctor", LIMIT_S)
     from ..transport.mpi import Startup
@@ -68,16 +74,19 @@ def main(options: Options) -> None:
 
     check_world(comm.size)
     startup = Startup(comm, LIMIT_S)
-    topology = startup.check(lambda: make_topology(config, comm.size))
-    device = startup.check(lambda: choose_device(options.device))
+    device_for = gpu.gpu_or_cpu if options.gpu else choose_device
+    device = startup.check(lambda: device_for(options.device))
+    alone = options.gpu and comm.size == 1
+    topology = startup.check(lambda: gpu.to_itself() if alone else make_topology(config, comm.size))
     set_threads(0, startup.sharing)
     found: dict[str, Any] = {
         "ranks": comm.size,
         "topology": topology.name,
-        "model_bytes": options.model_bytes,
-        "grad_seconds": options.grad_seconds,
         "machines": _facts(comm, device),
     }
+    if options.gpu:
+        return gpu.run({**found, "begin": begin}, comm, topology, device, options)
+    found |= {"model_bytes": options.model_bytes, "grad_seconds": options.grad_seconds}
     found["clock_offsets_s"] = links.of_every_rank(comm, startup.clock_offset())
     with limit(LIMIT_S, "for the other ranks, while the network was measured"):
         found["cuda_aware"] = cuda_aware(comm, device)
@@ -87,6 +96,7 @@ def main(options: Options) -> None:
         found["warnings"] = [dataclasses.asdict(w) for w in warnings(found, topology)]
         found["seconds"] = time.perf_counter() - begin
         print(json.dumps(found) if options.json else report.text(found), flush=True)
+    return 0
 
 
 def _facts(comm: Any, device: Any) -> list[dict[str, Any]]:

@@ -15,6 +15,7 @@ from ..bench.memory import resident
 from ..errors import UserError
 from ..launch import memory
 from ..launch.memory import CGROUP, number
+from ..ops import native
 from ..runs.folder import versions
 from . import network
 
@@ -37,6 +38,7 @@ def facts(device: torch.device) -> dict[str, Any]:
         "cuda_visible": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "interfaces": network.interfaces(),
         "extension": ops.build_info(),
+        "plain_torch_because": native.why_not_on(device),
         "versions": {"python": platform.python_version(), **versions(PACKAGES)},
         # Wall clock minus the steady clock: a constant, compared between hosts.
         "wall_less_steady_s": time.time() - time.perf_counter(),
@@ -51,6 +53,7 @@ def gpu(device: torch.device) -> dict[str, Any] | None:
     free, total = torch.cuda.mem_get_info(device)
     return {
         "name": found.name,
+        "capability": f"{found.major}.{found.minor}",
         "uuid": str(getattr(found, "uuid", device.index)),
         "visible": torch.cuda.device_count(),
         "index": device.index,

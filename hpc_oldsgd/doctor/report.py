@@ -16,12 +16,11 @@ INDENT = " " * 12
 
 
 def text(found: dict[str, Any]) -> str:
-    hosts = len(by_host(found["machines"]))
     lines = [
-        f"hpc_oldsgd.doctor: {found['ranks']} rank{'s' * (found['ranks'] > 1)} on {hosts} "
-        f"host{'s' * (hosts > 1)}, {found['topology']}, {found['seconds']:.1f} s",
+        f"{head(found, 'hpc_oldsgd.doctor')}, {found['seconds']:.1f} s",
         *_mpi(found),
         *_hosts(found),
+        *_devices(found),
         *_network(found),
         *_links(found),
         *_progress(found),
@@ -29,6 +28,30 @@ def text(found: dict[str, Any]) -> str:
         *_warnings(found),
     ]
     return "\n".join(lines)
+
+
+def head(found: dict[str, Any], prog: str) -> str:
+    hosts = len(by_host(found["machines"]))
+    return (
+        f"{prog}: {found['ranks']} rank{'s' * (found['ranks'] > 1)} on {hosts} "
+        f"host{'s' * (hosts > 1)}, {found['topology']}"
+    )
+
+
+def of_verdict(one: dict[str, Any]) -> Iterator[str]:
+    """A check of `--gpu`, and what to do about it."""
+    yield _row(one["state"], f"{one['name']}: {one['text']}")
+    if one["fix"]:
+        yield _row("", one["fix"])
+
+
+def start_of_gpu(found: dict[str, Any]) -> str:
+    return "\n".join([head(found, "hpc_oldsgd.doctor --gpu"), *_mpi(found), *_hosts(found)])
+
+
+def end_of_gpu(found: dict[str, Any]) -> str:
+    verdict = _row("verdict", f"{found['verdict']} ({found['seconds']:.0f} s)")
+    return "\n".join([*_warnings(found), verdict])
 
 
 def _mpi(found: dict[str, Any]) -> Iterator[str]:
@@ -56,6 +79,10 @@ def _hosts(found: dict[str, Any]) -> Iterator[str]:
             gpu = ranks[i]["gpu"]
             if gpu:
                 yield _row("", f"rank {i}: {gpu['name']}, {gpu['free_bytes'] / 1e9:.1f} GB free")
+
+
+def _devices(found: dict[str, Any]) -> Iterator[str]:
+    ranks = found["machines"]
     skews = findings.skews(ranks, found["clock_offsets_s"])
     if len(skews) > 1:
         apart = max(skews.values()) - min(skews.values())

@@ -6,6 +6,7 @@ The functions get checked arguments and write through raw addresses.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import os
 import threading
@@ -17,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from ..launch.launcher import launcher_rank
 from ..torch_private import file_of_torch
 
-API = 6  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
+API = 7  # raise it with every change to a signature in csrc/*bindings.cpp; CMake builds it in
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -60,19 +62,55 @@ _announced = threading.Event()
 
 def runs_on(device: torch.device) -> bool:
     """If not, one rank of the job warns about it, once; the doctor checks every rank."""
-    kind = device.type
-    if extension is not None and (kind == "cpu" or (_CUDA and kind == "cuda")):
+    why = why_not_on(device)
+    if not why:
         return True
     if not _announced.is_set():
         _announced.set()
         if launcher_rank() == 0:
-            why = why_not or f"the extension was built without support for {kind} tensors"
             warnings.warn(
                 f"hpc_oldsgd mixes with plain torch, correct but slower: {why}.",
                 RuntimeWarning,
                 stacklevel=5,
             )
     return False
+
+
+def why_not_on(device: torch.device) -> str:
+    """Why plain torch mixes there; empty if the extension does."""
+    if extension is None:
+        return why_not
+    if device.type == "cpu":
+        return ""
+    if device.type != "cuda" or not _CUDA:
+        return f"the extension was built without support for {device.type} tensors"
+    return _why_not_on_gpu(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _why_not_on_gpu(index: int) -> str:
+    with torch.cuda.device(index):
+        built = extension.build_info()["cuda_archs"]
+        lacks = no_code_for(torch.cuda.get_device_capability(), built)
+        return lacks or str(extension.cuda_refusal())
+
+
+def no_code_for(capability: tuple[int, int], built: str) -> str:
+    """A reason if a build for `built`, such as "75-real 90", has no code for a GPU.
+
+    Code for 8.0 also runs on 8.6 and 8.9, not on 9.0. The newest is there as PTX too, from which
+    the driver makes code for every later GPU when the kernel is first used.
+    """
+    real = [int(arch.removesuffix("-real")) for arch in built.split()]
+    own = 10 * capability[0] + capability[1]
+    same_major = any(arch // 10 == capability[0] and arch <= own for arch in real)
+    if same_major or own >= max(real, default=own):
+        return ""
+    has = ", ".join(f"{arch // 10}.{arch % 10}" for arch in real)
+    return (
+        f"the extension has code for GPUs of compute capability {has} and later, and this one has "
+        f"{capability[0]}.{capability[1]}"
+    )
 
 
 def mix(
@@ -144,14 +182,34 @@ def launch(
     """One launch on the caller's stream; nothing here waits for the device."""
     with torch.cuda.device(x.device):
         table, scratch = None, None
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        captured = torch.cuda.is_current_stream_capturing()
         if len(weights) - 1 > extension.MAX_FIXED_DEGREE:
+            check_captured(captured, len(weights) - 1)
             pinned = address_table(addresses, weights).pin_memory()
             table = pinned.to(x.device, non_blocking=True)
         if distance:
-            scratch = torch.zeros(extension.CUDA_SCRATCH, dtype=torch.float64, device=x.device)
-        stream = torch.cuda.current_stream(x.device).cuda_stream
+            # A graph's memory is its own: nobody else may use it.
+            make = _new_scratch if captured else _scratch
+            scratch = make(x.device, stream)
         extra = (0 if t is None else t.data_ptr() for t in (table, scratch))
         function(m, stream, *extra)
+
+
+def check_captured(captured: bool, degree: int) -> None:
+    if captured:
+        raise UserError(
+            f"a CUDA graph cannot hold a mix of {degree} neighbours, whose addresses are copied to "
+            f"the GPU at each call: mix outside the graph, or at most {extension.MAX_FIXED_DEGREE}"
+        )
+
+
+def _new_scratch(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(extension.CUDA_SCRATCH, dtype=torch.float64, device=device)
+
+
+_scratch = functools.cache(_new_scratch)
+"""Of one stream, whose kernels come one after the other. Each leaves it zero."""
 
 
 def address_table(addresses: Sequence[int], weights: Sequence[float]) -> Tensor:

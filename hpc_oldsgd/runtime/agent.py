@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..algorithms import Algorithm
 from ..errors import UserError
 from ..topology import Topology
+from ..torch_private import not_compiled
 from ..transport.base import Flight, Pending, Reduction, Wire
 from ..transport.trace import Trace
 from . import agent_state, mean_model, uneven_data
@@ -119,6 +120,7 @@ class Agent(AgentRunner, metaclass=_UsersView):
 
     # -- the training loop ---------------------------------------------------------------------
 
+    @not_compiled
     def step(self) -> bool:
         """After `loss.backward()`: the local step, and at the end of a round the mixing.
 

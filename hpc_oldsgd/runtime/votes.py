@@ -19,9 +19,16 @@ WISHES = ("stop", "checkpoint", "diverged", "not_ready", "writing")
 class Control:
     def __init__(self, transport: Transport, lag: int = 1) -> None:
         self.lag = lag
+        self.late = 0
+        """Boundaries after its round at which a loss is known: one more where a device is read."""
         self._transport = transport
         self._wishes: set[str] = set()
         self._pending: deque[Pending] = deque()
+
+    @property
+    def known_after(self) -> int:
+        """Boundaries from the end of a round to when all know whether its losses were good."""
+        return self.lag + self.late
 
     def wish(self, what: str) -> None:
         """Ask for it at the next vote. Safe from a signal handler."""

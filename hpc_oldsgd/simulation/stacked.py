@@ -183,7 +183,7 @@ class _InFlight:
             return
         self._waited = True
         exposed = self._transport.clock.wait(self._decide())
-        self._transport.records.append(
+        self._transport.add_record(
             FlightRecord(
                 self.kind,
                 self._round,

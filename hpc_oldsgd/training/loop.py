@@ -21,7 +21,10 @@ from ..runtime.votes import Control
 from ..simulation.slowdown import Slowdown
 from ..simulation.vmap_gradients import VmapGradients
 from ..tasks import Task, seed_step
+from ..transport.device import device_of
+from ..transport.late_number import LateNumber
 from .evaluation import MeanModel
+from .losses import Losses
 from .metric_rows import Rows
 from .options import RunOptions
 from .signals import Inbox
@@ -42,7 +45,7 @@ class Worker:
     loss: float = math.nan
 
 
-def backward(task: Task, model: nn.Module, shard: Shard, seed: int, k: int) -> float:
+def backward(task: Task, model: nn.Module, shard: Shard, seed: int, k: int) -> LateNumber:
     """Adds the gradient of the k-th batch to the model's p.grad; the loss."""
     batch = to_device(shard.batch(k), next(model.parameters()).device)
     seed_step(seed, shard.i, k)
@@ -50,7 +53,7 @@ def backward(task: Task, model: nn.Module, shard: Shard, seed: int, k: int) -> f
     loss.backward()
     if task.clip is not None:
         nn.utils.clip_grad_norm_(model.parameters(), task.clip)
-    return loss.item()
+    return LateNumber(loss)
 
 
 class Training:
@@ -101,6 +104,9 @@ class Training:
         runner.transport.measure_distance = True
         runner.observers.append(self._boundary)
         self._first_loss = math.nan
+        self._device = next(workers[0].model.parameters()).device
+        self._losses = Losses(self._device, self._take_loss)
+        self.control.late = self._losses.late
         self._resumed_at = -1
         self._start_saved = False
 
@@ -144,10 +150,11 @@ class Training:
         start = time.perf_counter()
         self._gradients(self.runner.t)
         if self.slowdown is not None:
+            device_of(self._device).synchronize()
             self.slowdown.after(time.perf_counter() - start)
         self.metrics.window.steps += 1
 
-    def backward(self, worker: Worker, k: int) -> float:
+    def backward(self, worker: Worker, k: int) -> LateNumber:
         """Leaves the gradient of agent i's k-th batch in the model's p.grad; the loss."""
         # Where the schedule reads a flat gradient, p.grad are views of it: kept, they save a copy.
         worker.optimizer.zero_grad(set_to_none=not self.runner.algorithm.reads_gradient)
@@ -156,10 +163,10 @@ class Training:
     def _gradients(self, k: int) -> None:
         losses = None if self.vmap is None else self.vmap.backward(k)
         for j, worker in enumerate(self.workers):
-            loss = self.backward(worker, k) if losses is None else losses[j]
-            self._note(worker, loss)
+            self._losses.note(j, self.backward(worker, k) if losses is None else losses[j])
 
-    def _note(self, worker: Worker, loss: float) -> None:
+    def _take_loss(self, j: int, loss: float) -> None:
+        worker = self.workers[j]
         worker.loss = loss
         self.metrics.window.loss[worker.i] += worker.loss
         if math.isnan(self._first_loss):
@@ -177,6 +184,9 @@ class Training:
             self._save_start()
             return
         self.metrics.window.absorb(runner.transport)
+        due = runner.r % self.eval_every == 0
+        ending = runner.t >= self.iterations or self.reached
+        self._losses.boundary(read_all=due or ending)
         decided = self._vote()
         if "diverged" in decided:
             self._diverged(runner)
@@ -184,12 +194,14 @@ class Training:
         self.metrics.move("not_ready" not in decided)
         fresh = runner.r != self._resumed_at  # there it is saved already
         checkpoints = self.checkpoints if fresh else None
-        due = runner.r % self.eval_every == 0
         save = checkpoints is not None and checkpoints.wanted(runner.r, decided)
         stop = fresh and "stop" in decided
         if due or save or stop:
             self.metrics.finish()  # long here, unless rows follow each other within a few rounds
-        ending = runner.t >= self.iterations or self.reached
+        ending = ending or self.reached  # a row may have met the target just now
+        if (ending or stop) and self._losses.late:  # a last vote, on the losses read last
+            self._losses.read_all()
+            self.control.boundary()
         # Nobody counts the open votes later, and the last round's losses are among them.
         if (ending or stop) and "diverged" in self.control.settle():
             self._diverged(runner)
@@ -217,6 +229,7 @@ class Training:
 
     def _save(self, checkpoints: Checkpoints) -> None:
         """Before this boundary's row starts: a resumed run takes up right here."""
+        self._losses.read_all()
         runner, start = self.runner, time.perf_counter()
         with runner.transport.status.doing("checkpointing"):
             checkpoints.save(runner.r, runner.t, self.state_dict())
@@ -284,6 +297,7 @@ class Training:
         self.rows[:] = rows
         self.workers[0].i = i
         self.control.drop()
+        self._losses.drop()
         self._resumed_at, self._start_saved = -1, False
         self.metrics.regroup(self._models())
 

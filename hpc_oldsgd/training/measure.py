@@ -20,6 +20,7 @@ from ..runtime.agent_checks import an_algorithm
 from ..runtime.wire import check_wire, wire_type
 from ..topology import Topology, from_name
 from ..transport.base import Transport
+from ..transport.device import device_of
 from ..transport.narrow import Narrow, check_memory
 from .choose import check_overlaps, choose, kinds
 from .plan import (
@@ -226,14 +227,14 @@ def gradient_seconds(
 ) -> tuple[float, float]:
     """Median and standard deviation of a few, while all ranks compute. Collective."""
     kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    device = device_of(next(model.parameters()).device)
     random, took = torch.get_rng_state(), []
     transport.reduce(np.zeros(1)).result()  # all start together
     begin = time.perf_counter()
     for k in range(1 + GRADIENTS):
         start = time.perf_counter()
         gradient(k)
-        if any(p.is_cuda for p in model.parameters()):
-            torch.cuda.synchronize()
+        device.synchronize()
         took.append(time.perf_counter() - start)
         if len(took) > 1 and time.perf_counter() - begin > LONG_S:
             break

@@ -28,8 +28,9 @@ class Window:
 
     def absorb(self, transport: Transport) -> None:
         """Take the finished flights; one by one, so that a resumed sum is the same sum."""
-        while transport.records:
-            record = transport.records.popleft()
+        transport.settle_times(False)
+        while transport.known_records:
+            record = transport.known_records.popleft()
             self.exposed += record.exposed
             self.transfer += record.transfer
             self.flights += 1

@@ -161,7 +161,7 @@ class Transport(ABC):
         self.trace = trace
         self.late: Late | None = None
         self.status = Status()
-        self.records: deque[FlightRecord] = deque(maxlen=RECORDS_KEPT)
+        self._records: deque[FlightRecord] = deque(maxlen=RECORDS_KEPT)
         self.tail: FadingTail | None = None
         """Of the x that is sent; the runner sets it."""
         self.model: torch.Tensor | None = None
@@ -177,6 +177,29 @@ class Transport(ABC):
     @property
     def n(self) -> int:
         return self.topology.n
+
+    @property
+    def records(self) -> deque[FlightRecord]:
+        """Of all flights that were waited for. On a GPU this may wait until their times are known.
+
+        A reader that must not wait calls `settle_times(False)` and reads `known_records`.
+        """
+        self.settle_times(True)
+        return self._records
+
+    @records.setter
+    def records(self, records: deque[FlightRecord]) -> None:
+        self._records = records
+
+    @property
+    def known_records(self) -> deque[FlightRecord]:
+        return self._records
+
+    def settle_times(self, wait: bool) -> None:  # noqa: B027
+        """Make records of the flights whose times are known by now, or of all with `wait`."""
+
+    def add_record(self, record: FlightRecord) -> None:
+        self._records.append(record)
 
     def wire_type(self, model: torch.dtype) -> torch.dtype:
         """Of the snapshots, or of the public copies in their place."""

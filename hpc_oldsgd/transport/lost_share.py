@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .late_number import LateNumber
+
 EVERY = 4  # messages of a stream: one is looked at
 WINDOW = 4  # looks that are averaged
 LARGE = 0.25  # share; no wonder if 4 bits meet differences of many magnitudes in a block
@@ -23,7 +25,7 @@ GROWTH = 1.1
 SAMPLE = 1 << 16  # numbers looked at
 REMEDY = {4: "int8", 8: "bf16"}
 
-Norms = tuple[torch.Tensor, torch.Tensor]
+Norms = tuple[LateNumber, LateNumber]
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Watch:
     def read(self) -> float:
         """The share, once what is lost has grown often enough; else 0."""
         if self.pending is not None:
-            self.looks.append((float(self.pending[0]), float(self.pending[1])))
+            self.looks.append((self.pending[0].read(), self.pending[1].read()))
         if len(self.looks) < WINDOW:
             return 0.0
         before, lost = (sum(column) for column in zip(*self.looks, strict=True))
@@ -79,7 +81,8 @@ class LostShare:
         known = z[some].clone()
         yield
         own = x[some].double()
-        watch.pending = (own - known).norm(), (own - z[some]).norm()
+        before, lost = (own - known).norm(), (own - z[some]).norm()
+        watch.pending = LateNumber(before), LateNumber(lost)
 
     def _warn(self, share: float) -> None:
         self._warned = True

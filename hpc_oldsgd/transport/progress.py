@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ..ops import native
+from .device import Device
 
 PERIOD_S = 1e-3  # 0.2 ms fights the gradient for the core, 5 ms leaves the network idle
 FIRST_SLEEP_S = 50e-6
@@ -49,6 +50,12 @@ class Job(Protocol):
 
 class Engine(Protocol):
     threaded: bool
+
+    def work_with(self, device: Device) -> None:
+        """From now on the messages may lie in this device's memory.
+
+        An MPI with CUDA needs a device in every thread that calls it ("invalid device context").
+        """
 
     def submit(self, stages: Sequence[Stage]) -> Job: ...
 
@@ -102,10 +109,15 @@ class PythonEngine:
         self._change = threading.Condition()
         self._waiters = 0
         self._stopping = False
+        self._device: Device | None = None
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._loop, name="progress", daemon=True)
             self._thread.start()
+
+    def work_with(self, device: Device) -> None:
+        with self._change:
+            self._device = device
 
     def submit(self, stages: Sequence[Stage]) -> PythonJob:
         job = PythonJob(stages)
@@ -165,11 +177,15 @@ class PythonEngine:
 
     def _loop(self) -> None:
         pause, known, waited_for = FIRST_SLEEP_S, 0, False
+        device: Device | None = None
         while True:
             with self._change:
                 self._change.wait_for(lambda: self._stopping or self._open)
                 if self._stopping:
                     return
+                if self._device is not device:
+                    device = self._device
+                    device.make_current()
                 if len(self._open) != known:
                     pause = FIRST_SLEEP_S
             moved = self._pass()
@@ -192,6 +208,11 @@ class NativeEngine:
         self._engine = native.extension.Engine(
             functions["MPI_Startall"], functions["MPI_Testall"], *sizes, PERIOD_S, threaded
         )
+
+    def work_with(self, device: Device) -> None:
+        context = device.native_context()
+        if context is not None:
+            self._engine.enter(*context)
 
     def submit(self, stages: Sequence[Stage]) -> Job:
         steps = []

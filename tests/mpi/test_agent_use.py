@@ -244,3 +244,26 @@ def test_help_shows_what_users_call_and_nothing_else():
         assert name not in text.partition("Methods defined here")[2], name
     for name in itertools.chain(dir(Agent), ("x", "t", "r", "on_round")):
         assert name.startswith("__") or name in text, name
+
+
+@pytest.mark.max_ranks(1)
+def test_a_compiled_step_is_the_same_step(comm):
+    """torch.compile around all of it leaves agent.step() out, and compiles the rest."""
+
+    def trained(compiled: bool) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = nn.Linear(5, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            agent.step()
+
+        with Agent(model, optimizer, OLDSGD(tau=2), "ring", comm) as agent:
+            run_step = torch.compile(step, backend="eager") if compiled else step
+            for k in range(6):
+                run_step(torch.full((2, 5), float(k)))
+            return agent.x.clone()
+
+    assert torch.equal(trained(True), trained(False))

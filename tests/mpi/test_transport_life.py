@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from mpi4py import MPI
 from hpc_oldsgd import topology
 from hpc_oldsgd.errors import NeighbourTimeout, UserError
 from hpc_oldsgd.launch import device
-from hpc_oldsgd.transport.mpi import MpiTransport, cuda_probe, job
+from hpc_oldsgd.transport.mpi import MpiTransport, cuda_child, cuda_probe, job
+from hpc_oldsgd.transport.progress import Engine, PythonEngine, PythonJob, Stage
 from support.message_ways import FAST, WAYS, D, every_way, mixed
 from support.small_problems import rows
 
@@ -65,13 +67,34 @@ def test_the_probe_for_device_memory_needs_every_payload_intact(comm, monkeypatc
     assert not cuda_probe.cuda_aware(comm, cpu)
     real = cuda_probe.pass_around
 
-    def torn(comm: MPI.Comm, sent: torch.Tensor, received: torch.Tensor) -> None:
-        real(comm, sent, received)
+    def torn(comm: MPI.Comm, sent: torch.Tensor, received: torch.Tensor, engine: Engine) -> bool:
+        came = real(comm, sent, received, engine)
         if comm.rank == comm.size - 1:
             received[-1] += 1
+        return came
 
     monkeypatch.setattr(cuda_probe, "pass_around", torn)
     assert not cuda_probe.arrives(comm, cpu)  # on every rank alike
+
+
+def test_the_probe_ends_where_nothing_arrives(comm, monkeypatch):
+    """Some MPIs wait for ever. The last rank's engine never moves its messages."""
+
+    class Stuck(PythonEngine):
+        def submit(self, stages: Sequence[Stage]) -> PythonJob:
+            return PythonJob(stages) if comm.rank == comm.size - 1 else super().submit(stages)
+
+    monkeypatch.setattr(cuda_probe, "LIMIT_S", 0.2)
+    assert not cuda_probe.arrives(comm, torch.device("cpu"), Stuck(threaded=False))
+    comm.Barrier()
+
+
+@pytest.mark.max_ranks(2)
+def test_a_crash_of_the_probe_costs_a_child_process(comm):
+    """Which is no rank of this job, and moves what it is given by a thread of its own."""
+    assert cuda_child.why_not("host") == ""
+    assert cuda_child.why_not("unmapped").startswith("a trial ")
+    assert "0.001 s" in cuda_child.why_not("host", limit_s=0.001)
 
 
 @every_way

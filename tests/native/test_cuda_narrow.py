@@ -29,7 +29,8 @@ class Shim:
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
         self.fixed_degree = ctypes.c_int.in_dll(library, "fixed_degree").value
-        self.scratch = ctypes.c_int.in_dll(library, "scratch_doubles").value
+        doubles = ctypes.c_int.in_dll(library, "scratch_doubles").value
+        self.scratch = torch.zeros(doubles, dtype=torch.float64)  # every kernel leaves it as it was
         p, i64, i = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
         self.narrow, self.rows = library.shim_narrow, library.shim_rows
         self.narrow.argtypes = [i, i, i64, p, p, p, p, p, i64, p, p, p, p]
@@ -44,13 +45,12 @@ class Shim:
         table = None
         if degree > self.fixed_degree:
             table = native.address_table([*to, *of], c.weights)
-        scratch = torch.zeros(self.scratch, dtype=torch.float64)
         d2 = torch.full((), -1.0, dtype=torch.float64)
         error = self.narrow(
             *(TYPES.index(c.x.dtype), c.bits, c.x.numel(), c.x.data_ptr(), c.z.data_ptr()),
             *(pointers(*to), pointers(*of), weights, degree),
             *(c.next.data_ptr() if snapshot else None, d2.data_ptr() if distance else None),
-            *(None if table is None else table.data_ptr(), scratch.data_ptr()),
+            *(None if table is None else table.data_ptr(), self.scratch.data_ptr()),
         )
         assert error is None, error
         return d2.item() if distance else None

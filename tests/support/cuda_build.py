@@ -36,7 +36,7 @@ def to_ptx(source: str, folder: Path) -> Path:
     if not shutil.which("nvcc"):
         pytest.skip("there is no nvcc")
     path = (folder / source).with_suffix(".ptx")
-    flags = ("-std=c++17", "-O3", "-fmad=false", "-arch=compute_80", "-ptx")
+    flags = ("-std=c++17", "-O3", "-fmad=false", "-arch=compute_75", "-ptx")
     compile_with("nvcc", *flags, ROOT / "csrc" / source, "-o", path)
     return path
 

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,9 +22,10 @@ from ...launch.launcher import check_world
 from ...launch.openmpi import BYTES, FRAGMENT, too_late
 from ...topology import Topology
 from ..base import Transport, Wire
+from ..device import device_of
 from ..heartbeat import Board, named
 from ..late import Late
-from ..progress import PERIOD_S, Engine, Job, NativeEngine, PythonEngine
+from ..progress import PERIOD_S, Engine, Job, PythonEngine
 from ..staging import Staging
 from ..trace import Trace
 from . import narrow_exchange
@@ -31,17 +33,21 @@ from .all_reduce import MpiPending, MpiReduction, Ring
 from .collectives import broadcast, gather_text
 from .cuda_probe import cuda_aware
 from .exchange import Channel, MpiFlight, WaitingChannel
-from .in_flight import InFlight
+from .in_flight import InFlight, Timing
 from .job import Startup, abort_on_error, end_job, vendor, world
 from .late_exchange import LateChannel
 from .notices import Notices
-from .requests import functions, sizes
+from .requests import make_engine
 
 Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
 AllReduce = Literal["ring", "mpi"]
 __all__ = ["MpiTransport", "Notices", "Startup", "end_job", "world"]
 LARGEST_MESSAGE_BYTES = 1 << 30
+CAPTURED = (
+    "messages cannot leave from inside a CUDA graph, which records only what the GPU does: capture "
+    "forward and backward alone, and call agent.step() after the replay"
+)
 WaitsFor = Callable[[bool], str]
 """Names who is late. It is given True once the limit is over: then looking may take its time."""
 
@@ -103,6 +109,7 @@ class MpiTransport(Transport):
         self._channels: list[Channel] = []
         self._rings: list[Ring] = []
         self._open: list[InFlight] = []
+        self._untimed: deque[tuple[Timing, Callable[[Timing], None]]] = deque()
         self._numbers: list[MpiPending] = []  # MPI writes into them until they are done
         self._next_poll_s = 0.0
         self.shrunk = False  # ranks have died, the others went on
@@ -116,7 +123,7 @@ class MpiTransport(Transport):
     # -- the contract --------------------------------------------------------------------------
 
     def exchange(self, x: torch.Tensor, round: int, share: float = 1.0) -> MpiFlight:
-        self._check_open()
+        self._check_may_send(x)
         flight: MpiFlight
         if self.streams is not None:
             flight = narrow_exchange.exchange(self, x, round, share)
@@ -126,7 +133,7 @@ class MpiTransport(Transport):
         return flight
 
     def all_reduce(self, x: torch.Tensor, round: int) -> MpiReduction:
-        self._check_open()
+        self._check_may_send(x)
         ring = next((r for r in self._rings if r.fits(x)), None)
         if ring is None:
             ring = Ring(self, x, len(self._rings))
@@ -188,6 +195,7 @@ class MpiTransport(Transport):
         for pending in self._numbers:
             pending.result()
         self._numbers = []
+        self.settle_times(True)
 
     def free_memory(self) -> None:
         for memory in (*self._channels, *self._rings):
@@ -220,29 +228,47 @@ class MpiTransport(Transport):
         if self.closed:
             raise UserError("the agent has finished and sends no more: take mean() before finish()")
 
+    def _check_may_send(self, x: torch.Tensor) -> None:
+        self._check_open()
+        if device_of(x.device).capturing():
+            raise UserError(CAPTURED)
+
     def make_engine(self) -> Engine:
-        if self.native:
-            return NativeEngine(functions(), sizes(), self.progress == "thread")
-        return PythonEngine(self.progress == "thread")
+        return make_engine(self.native, self.progress == "thread")
+
+    def _engines(self) -> list[Engine]:
+        return [self.engine] if self.late is None else [self.engine, self.late_engine]
 
     def stop_engines(self) -> None:
-        self.engine.stop()
-        if self.late is not None:
-            self.late_engine.stop()
+        for engine in self._engines():
+            engine.stop()
 
     def poll(self) -> None:
         """Move messages from the training thread, about once a millisecond at most."""
-        if self.progress == "poll":
+        if self.progress != "thread":
             now = time.perf_counter()
             if now >= self._next_poll_s and self._may_call():
-                self.engine.poll()
-                if self.late is not None:
-                    self.late_engine.poll()
+                for flight in self._open:
+                    flight.move()
+                if self.progress == "poll":
+                    self.engine.poll()
+                    if self.late is not None:
+                        self.late_engine.poll()
                 self._next_poll_s = time.perf_counter() + PERIOD_S
 
     def _may_call(self) -> bool:
         """A device's backward pass calls from autograd's thread, which not every MPI allows."""
         return MPI.Query_thread() >= MPI.THREAD_SERIALIZED or MPI.Is_thread_main()
+
+    def add_untimed(self, timing: Timing, record: Callable[[Timing], None]) -> None:
+        """`record` is called when the times are known: now, unless they are a device's."""
+        self._untimed.append((timing, record))
+        self.settle_times(False)
+
+    def settle_times(self, wait: bool) -> None:
+        while self._untimed and (wait or self._untimed[0][0].known()):
+            timing, record = self._untimed.popleft()
+            record(timing)
 
     def await_job(self, job: Job, waits_for: WaitsFor) -> None:
         """Return when the job is done. The thread waits on an event, never inside MPI."""
@@ -284,13 +310,15 @@ class MpiTransport(Transport):
 
         On the CPU `direct` and `host` run when asked for, so that a device's code is tested there.
         """
-        mode = self._staging_mode
-        if device.type == "cpu" and mode == "auto":
+        mode, here = self._staging_mode, device_of(device)
+        if here.is_host and mode == "auto":
             return None
         if self.staging is None:
+            for engine in self._engines():
+                engine.work_with(here)
             if mode == "auto":
-                mode = "direct" if cuda_aware(self.comm, device) else "host"
-            self.staging = Staging(device, copies=mode == "host")
+                mode = "direct" if cuda_aware(self.comm, device, self.engine) else "host"
+            self.staging = Staging(here, copies=mode == "host")
         return self.staging
 
 

@@ -11,8 +11,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from ..base import Pending, Reduction, ring_chunks, sum_type
+from ..device import device_of
 from ..progress import Stage
-from ..staging import host_memory
+from ..staging import Arrival
 from .in_flight import InFlight, Memory, StagedJob
 from .requests import PersistentRequests, StartedRequest, as_bytes, pieces
 
@@ -32,7 +33,7 @@ class Ring(Memory):
         super().__init__(transport, x, number)
         t = transport
         # Host memory, whatever MPI can read: the engine adds on the host.
-        self.total = host_memory(x.shape, sum_type(x.dtype), x.device)
+        self.total = device_of(x.device).pinned(x.shape, sum_type(x.dtype))
         bounds = ring_chunks(x.numel(), t.n)
         self.incoming = torch.empty(bounds[0][1], dtype=self.total.dtype)
         self._sets: list[PersistentRequests] = []
@@ -92,7 +93,10 @@ class MpiReduction(InFlight, Reduction):
     def done(self) -> bool:
         return self._job.done()
 
-    def _complete(self) -> float:
+    def move(self) -> None:
+        self._job.move()
+
+    def _complete(self) -> float | Arrival:
         return self._job.wait(self.waits_for)
 
     def waits_for(self, over: bool) -> str:

@@ -17,6 +17,7 @@ from ... import ops
 from ...torch_private import UNKNOWN, version
 from ..base import LINE, Flight
 from ..progress import Stage
+from ..staging import Arrival
 from .in_flight import InFlight, Memory, StagedJob
 from .requests import PersistentRequests, as_bytes, pieces
 
@@ -244,7 +245,10 @@ class WaitingFlight(MpiFlight):
     def done(self) -> bool:
         return self._job.done()
 
-    def _complete(self) -> float:
+    def move(self) -> None:
+        self._job.move()
+
+    def _complete(self) -> float | Arrival:
         return self._job.wait(self.waits_for)
 
     def waits_for(self, over: bool) -> str:

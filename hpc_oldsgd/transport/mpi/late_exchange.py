@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from mpi4py import MPI
 
 from ..late import EdgeEnd
 from ..progress import FIRST_SLEEP_S, Job, Stage
+from ..staging import Arrival, Departure
 from .exchange import Channel, MpiFlight
 from .requests import as_bytes, pieces
 
@@ -42,6 +44,9 @@ class Snapshot:
         self.host = channel.host(self.y)
         self._sends: dict[int, list[Any]] = {}
         self._active: list[Any] = []
+        self.leaving = False
+        """It is not sent yet: a device is still writing it."""
+        self.posted_s = 0.0
 
     def send(self, j: int) -> None:
         t, tag = self._channel.transport, self._channel.number
@@ -53,7 +58,7 @@ class Snapshot:
 
     def out(self) -> bool:
         self._active = [request for request in self._active if not request.Test()]
-        return not self._active
+        return not self._active and not self.leaving
 
     @property
     def made(self) -> int:
@@ -83,6 +88,7 @@ class Edge:
         self._answer_sends: list[tuple[Any, Any]] = []  # requests, and the memory they read
         self._receives_snapshot = self._receives_answer = False
         self.end = EdgeEnd()
+        self._cleared = 0
         self.decided_s = 0.0
 
     @property
@@ -91,10 +97,14 @@ class Edge:
 
     def begin(self) -> None:
         self.end.begin()
+
+    def clear(self) -> None:
+        """The device has read what the exchange before this one brought."""
+        self._cleared += 1
         self._start_receives()
 
     def _start_receives(self) -> None:
-        if not self._receives_snapshot and self.end.awaits_snapshot:
+        if not self._receives_snapshot and self.end.snapshots < self._cleared:
             MPI.Prequest.Startall(self._snapshot_receives)
             self._receives_snapshot = True
         if not self._receives_answer and self.end.awaits_answer:
@@ -161,6 +171,7 @@ class LateChannel(Channel):
         self._lock = threading.Lock()  # the agent and the progress thread both advance
         self._job: Job | None = None
         self._in_engine = False
+        self._departures: deque[tuple[Departure | None, Snapshot, list[int]]] = deque()
         assert transport.late is not None
         self._most = 1 + transport.late.staleness * transport.topology.period
 
@@ -184,19 +195,36 @@ class LateChannel(Channel):
 
     def depart(self, peers: list[int]) -> list[Edge]:
         """The current snapshot leaves for these neighbours, and theirs are awaited."""
+        snapshot, departure = self.current, None
         if self.staging is not None:
-            self.staging.fly([(self.current.host, self.current.y)], [], float).result()
+            departure = self.staging.depart([(snapshot.host, snapshot.y)])
         with self._lock:
             for j in peers:
                 if j not in self.edges:
                     self.edges[j] = self.make_edge(j)
                 self.edges[j].begin()
-            for j in peers:
-                self.current.send(j)
+            snapshot.leaving = True
+            self._departures.append((departure, snapshot, peers))
+            self._leave()
             idle, self._in_engine = not self._in_engine, True
         if idle:
             self._job = self.transport.late_engine.submit([Stage(self, start=False)])
         return [self.edges[j] for j in peers]
+
+    def _leave(self) -> None:
+        """Send what the device has written by now. Receives first."""
+        while self._departures:
+            departure, snapshot, peers = self._departures[0]
+            if departure is not None:
+                if not departure.copied.query():
+                    return
+                snapshot.posted_s = departure.posted()
+            self._departures.popleft()
+            for j in peers:
+                self.edges[j].clear()
+            for j in peers:
+                snapshot.send(j)
+            snapshot.leaving = False
 
     def make_edge(self, j: int) -> Edge:
         return Edge(self, j)
@@ -232,6 +260,7 @@ class LateChannel(Channel):
 
     def _advance(self) -> bool:
         """Whether all is sent, received and answered."""
+        self._leave()
         for edge in self.edges.values():
             edge.advance()
         out = [snapshot.out() for snapshot in self.snapshots]
@@ -266,19 +295,26 @@ class LateFlight(MpiFlight):
     def __init__(self, channel: LateChannel, x: torch.Tensor, round: int) -> None:
         super().__init__(channel, x, round)
         self._fragment = int(x.storage_offset())
+        self._snapshot = channel.current
         self.edges = channel.depart(self.neighbours)
 
     def done(self) -> bool:
         return all(edge.used is not None for edge in self.edges)
 
-    def _complete(self) -> float:
-        late = self.transport.late
+    def _complete(self) -> float | Arrival:
+        late, staging = self.transport.late, self.channel.staging
         assert late is not None
         what = self.round % self.transport.topology.period, self._fragment
-        give_up_s = time.perf_counter() + late.wait
+        computed = None if staging is None else staging.mark()
+        give_up_s: float | None = None
 
         def decided() -> bool:
-            expired = time.perf_counter() >= give_up_s
+            nonlocal give_up_s
+            now = time.perf_counter()
+            # The agent waits from when its device has nothing left to do; the host is ahead of it.
+            if give_up_s is None and (computed is None or computed.query()):
+                give_up_s = now + late.wait
+            expired = give_up_s is not None and now >= give_up_s
             each = [edge.decide(expired, what, late.staleness) for edge in self.edges]
             return all(each)
 
@@ -290,11 +326,13 @@ class LateFlight(MpiFlight):
         used = [edge for edge in self.edges if edge.used]
         self.received = [edge.received for edge in used]
         self.left_out = len(self.edges) - len(used)
-        staging = self.channel.staging
-        if staging is not None:
-            back = [(edge.received, edge.host) for edge in used]
-            staging.before_reading(staging.fly(back, [], float).result()[1])
-        return max((edge.decided_s for edge in self.edges), default=self.posted)
+        through_s = max((edge.decided_s for edge in self.edges), default=self.posted)
+        if staging is None:
+            return through_s
+        arrival = staging.come_back([(edge.received, edge.host) for edge in used], through_s)
+        arrival.posted_s = self._snapshot.posted_s or self.posted  # it may have to leave yet
+        staging.before_reading(arrival)
+        return arrival
 
     def waits_for(self, over: bool) -> str:
         late = [edge.j for edge in self.edges if edge.used is None]

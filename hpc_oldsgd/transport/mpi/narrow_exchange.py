@@ -15,6 +15,7 @@ import torch
 from ... import ops
 from ..base import LINE
 from ..narrow import Stream
+from ..staging import Arrival
 from .exchange import Channel, MpiFlight, WaitingChannel, WaitingFlight
 from .late_exchange import Edge, LateChannel, LateFlight
 
@@ -276,7 +277,9 @@ class NarrowEdge(Edge):
         return self._expected[0]
 
     def came_late(self) -> None:
-        self.owed.append((self.stream_of(self.end.snapshots - 1), self.host.clone()))
+        staging = self._channel.staging
+        message = self.host.clone() if staging is None else staging.keep(self.host)
+        self.owed.append((self.stream_of(self.end.snapshots - 1), message))
 
 
 class NarrowLateChannel(NarrowChannel, LateChannel):
@@ -294,7 +297,9 @@ class NarrowLateChannel(NarrowChannel, LateChannel):
             with self._lock:
                 owed, edge.owed = edge.owed, []
             for stream, message in owed:
-                stream.apply(j, message.to(self._model[2]))
+                if self.staging is not None:
+                    message = self.staging.to_device(message)
+                stream.apply(j, message)
 
     def drain(self) -> None:
         super().drain()
@@ -311,7 +316,7 @@ class NarrowLateFlight(NarrowFlight, LateFlight):
     def messages(self) -> list[tuple[int, torch.Tensor]]:
         return [(edge.j, edge.received) for edge in self.edges if edge.used]
 
-    def _complete(self) -> float:
+    def _complete(self) -> float | Arrival:
         completed = super()._complete()
         self.channel.catch_up()
         return completed

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from ..progress import Engine, NativeEngine, PythonEngine
+
 
 class PersistentRequests:
     """Persistent receives and sends over fixed buffers, started and tested together."""
@@ -77,3 +79,7 @@ def functions() -> dict[str, int]:
 
 def sizes() -> tuple[int, int]:
     return MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)
+
+
+def make_engine(native: bool, threaded: bool) -> Engine:
+    return NativeEngine(functions(), sizes(), threaded) if native else PythonEngine(threaded)

@@ -29,6 +29,10 @@ struct alignas(16) uint4 {
   uint32_t x, y, z, w;
 };
 
+struct alignas(8) uint2 {
+  uint32_t x, y;
+};
+
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidConfiguration = 9 };
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
@@ -38,14 +42,27 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return *value = 2, cudaSuccess;  // few, so that threads stride over the grid several times
 }
 
+struct cudaFuncAttributes {};
+template <class K>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, K) {
+  return cudaSuccess;
+}
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+template <class K>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, K, int, size_t) {
+  return *blocks = 3, cudaSuccess;
+}
+
 inline thread_local dim3 threadIdx, blockIdx, blockDim, gridDim;
-// As on the device, a 128-bit access to an address that is no multiple of 16 is an error.
-inline uint4 __ldcs(const uint4* p) {
-  if (reinterpret_cast<uintptr_t>(p) % 16) std::abort();
+// As on the device, an access to an address that is no multiple of its size is an error.
+template <class Word>
+Word __ldcs(const Word* p) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof(Word)) std::abort();
   return *p;
 }
-inline void __stcs(uint4* p, uint4 v) {
-  if (reinterpret_cast<uintptr_t>(p) % 16) std::abort();
+template <class Word>
+void __stcs(Word* p, Word v) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof(Word)) std::abort();
   *p = v;
 }
 inline void __threadfence() {}

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from hpc_oldsgd.transport import progress
 from hpc_oldsgd.transport.progress import Engine, NativeEngine, PythonEngine, Stage
 
 START = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+ENTER = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 TEST = ctypes.CFUNCTYPE(
     ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int), ctypes.c_void_p
 )
@@ -121,6 +123,38 @@ def test_a_job_starts_receives_first_and_is_done_when_all_is_here(engine, networ
     before = time.perf_counter()
     assert engine.wait(job, 10) and job.done and not job.error
     assert before - 1 < job.done_s <= time.perf_counter()
+
+
+class Context:
+    """Notes which threads make it theirs, in Python or natively."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.threads: list[int] = []
+        self.log = log
+        self._function = ENTER(self._enter)
+
+    def _enter(self, argument: int) -> int:
+        assert argument == 42
+        self.make_current()
+        return 0
+
+    def make_current(self) -> None:
+        self.threads.append(threading.get_ident())
+        self.log.append("enter")
+
+    def native_context(self) -> tuple[int, int]:
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0, 42
+
+
+def test_the_thread_has_a_device_before_it_calls_mpi(engine, network):
+    """Without a thread the caller has its own."""
+    context: Any = Context(network.log)
+    engine.work_with(context)
+    entered = ["enter"] if engine.threaded else []
+    for k in (1, 2):
+        engine.submit([Stage(Requests(network, [k], []))])
+    settle(engine, network, [*entered, "start 1", "start 2"])
+    assert threading.get_ident() not in context.threads
 
 
 def test_stages_follow_each_other_and_add(engine, network):
