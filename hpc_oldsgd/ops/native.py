@@ -79,7 +79,7 @@ def runs_on(device: torch.device) -> bool:
 def why_not_on(device: torch.device) -> str:
     """Why plain torch mixes there; empty if the extension does."""
     if extension is None:
-        return why_not
+        return why_not or "there is none"
     if device.type == "cpu":
         return ""
     if device.type != "cuda" or not _CUDA:
