@@ -64,7 +64,7 @@ class Staging:
         send: Callable[[], float],
     ) -> tuple[float, Any]:
         with self._api.stream(self._side):
-            self._side.wait_event(written)
+            written.wait(self._side)
             self._copy(out)
             copied = self._api.Event()
             copied.record(self._side)
@@ -83,7 +83,7 @@ class Staging:
 
     def before_reading(self, arrived: Any) -> None:
         """The device's stream goes on once the arrived data is there; the host does not wait."""
-        self._api.current_stream(self.device).wait_event(arrived)
+        arrived.wait(self._api.current_stream(self.device))
 
     def stop(self) -> None:
         self._workers.shutdown(wait=True)
