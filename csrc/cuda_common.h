@@ -17,21 +17,15 @@ constexpr int kWarp = 32;
 
 // ---------------------------------------------------------------------------------- kernels
 
-// Words of 4, 8 and 16 bytes.
+// A word of so many bytes.
 template <int bytes>
-struct WordOf;
-template <>
-struct WordOf<4> {
-  using type = unsigned;
-};
-template <>
-struct WordOf<8> {
-  using type = uint2;
-};
-template <>
-struct WordOf<16> {
-  using type = uint4;
-};
+using Word = typename std::conditional<
+    bytes == 16, uint4,
+    typename std::conditional<
+        bytes == 8, uint64_t,
+        typename std::conditional<
+            bytes == 4, uint32_t,
+            typename std::conditional<bytes == 2, uint16_t, uint8_t>::type>::type>::type>::type;
 
 // C words of K consecutive elements each. The words of a thread lie a warp apart, so those that the
 // warp touches together are neighbours in memory. They are marked as streaming: no element is
@@ -40,15 +34,16 @@ template <class S, int K, int C = 1>
 struct Group {
   S v[K * C];
   static constexpr int kApart = kWarp * K;  // elements from word to word
+  static constexpr int kBytes = K * int(sizeof(S));
 
   __device__ __forceinline__ void load(const S* p) {
     if constexpr (K == 1) {
       v[0] = *p;
     } else {
-      using Word = typename WordOf<K* int(sizeof(S))>::type;
-      Word word[C];
+      Word<kBytes> word[C];
 #pragma unroll
-      for (int c = 0; c < C; ++c) word[c] = __ldcs(reinterpret_cast<const Word*>(p + c * kApart));
+      for (int c = 0; c < C; ++c)
+        word[c] = __ldcs(reinterpret_cast<const Word<kBytes>*>(p + c * kApart));
       memcpy(v, word, sizeof v);
     }
   }
@@ -56,11 +51,10 @@ struct Group {
     if constexpr (K == 1) {
       *p = v[0];
     } else {
-      using Word = typename WordOf<K* int(sizeof(S))>::type;
-      Word word[C];
+      Word<kBytes> word[C];
       memcpy(word, v, sizeof v);
 #pragma unroll
-      for (int c = 0; c < C; ++c) __stcs(reinterpret_cast<Word*>(p + c * kApart), word[c]);
+      for (int c = 0; c < C; ++c) __stcs(reinterpret_cast<Word<kBytes>*>(p + c * kApart), word[c]);
     }
   }
 };

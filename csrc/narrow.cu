@@ -27,26 +27,6 @@ struct NarrowArgs {
   A weights[kMaxFixedDegree];
 };
 
-// The codes of a thread, as one word.
-template <int bytes>
-struct CodesOf;
-template <>
-struct CodesOf<1> {
-  using type = uint8_t;
-};
-template <>
-struct CodesOf<2> {
-  using type = uint16_t;
-};
-template <>
-struct CodesOf<4> {
-  using type = uint32_t;
-};
-template <>
-struct CodesOf<8> {
-  using type = uint64_t;
-};
-
 // The numbers [i, i + K) of one thread, of which `count` exist.
 template <class T, class A, int bits>
 struct Part {
@@ -54,7 +34,7 @@ struct Part {
   static constexpr int kLanesOfBlock = kScaleBlock / K;
   static_assert(kLanesOfBlock <= kWarp, "a warp holds whole blocks");
   static constexpr int kCodeBytes = K * bits / 8;
-  using Word = typename CodesOf<kCodeBytes>::type;
+  using Codes = Word<kCodeBytes>;
 
   int64_t i, scales;
   int count;
@@ -108,27 +88,28 @@ struct Part {
     p[1] = static_cast<uint8_t>(scale.bits >> 8);
   }
 
-  __device__ __forceinline__ Word load_codes(const uint8_t* message) const {
+  __device__ __forceinline__ Codes load_codes(const uint8_t* message) const {
     const int64_t at = i * bits / 8;
-    if (wide) return *reinterpret_cast<const Word*>(message + at);
-    Word word = 0;
+    if (wide) return *reinterpret_cast<const Codes*>(message + at);
+    Codes word = 0;
 #pragma unroll
     for (int b = 0; b < kCodeBytes; ++b)
-      if (at + b < scales) word |= static_cast<Word>(static_cast<Word>(message[at + b]) << (8 * b));
+      if (at + b < scales)
+        word |= static_cast<Codes>(static_cast<Codes>(message[at + b]) << (8 * b));
     return word;
   }
   // The zeros between the last code and the scales too.
-  __device__ __forceinline__ void store_codes(uint8_t* message, Word word) const {
+  __device__ __forceinline__ void store_codes(uint8_t* message, Codes word) const {
     const int64_t at = i * bits / 8;
     if (wide) {
-      *reinterpret_cast<Word*>(message + at) = word;
+      *reinterpret_cast<Codes*>(message + at) = word;
     } else {
 #pragma unroll
       for (int b = 0; b < kCodeBytes; ++b)
         if (at + b < scales) message[at + b] = static_cast<uint8_t>(word >> (8 * b));
     }
   }
-  __device__ __forceinline__ static A level_in(Word word, int k) {
+  __device__ __forceinline__ static A level_in(Codes word, int k) {
     if constexpr (bits == 8) {
       return static_cast<A>(static_cast<int8_t>(static_cast<uint8_t>(word >> (8 * k))));
     } else {
@@ -139,7 +120,7 @@ struct Part {
   // z += message, leaving in v what was stored.
   __device__ __forceinline__ void decode(A (&v)[K], T* z, const uint8_t* message) const {
     const A scale = load_scale(message);
-    const Word word = load_codes(message);
+    const Codes word = load_codes(message);
     load(v, z);
 #pragma unroll
     for (int k = 0; k < K; ++k) v[k] = add_level(v[k], level_in(word, k), scale);
@@ -165,13 +146,13 @@ struct Part {
     const bf16 scale = scale_of<bits>(bit_cast<A>(largest));
     const A step = widen<A>(scale), inverse = inverse_of<A>(scale);
     const bool usable = scale.bits != kInfinite;
-    Word word = 0;
+    Codes word = 0;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const bool exists = usable && k < count;
       const A level = exists ? level_of(delta[k], inverse, A(Whole<A>::kMagic)) : A(0);
-      const Word code = static_cast<Word>(static_cast<int>(level) & (bits == 8 ? 255 : 15));
-      word |= static_cast<Word>(code << (bits * k));
+      const Codes code = static_cast<Codes>(static_cast<int>(level) & (bits == 8 ? 255 : 15));
+      word |= static_cast<Codes>(code << (bits * k));
       y[k] = add_level(y[k], level, step);
     }
     store(y, z);

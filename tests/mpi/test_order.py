@@ -180,6 +180,7 @@ def waits() -> set[Site]:
     return found
 
 
+@pytest.mark.max_ranks(2)
 def test_every_wait_is_needed(comm):
     """Each is taken out in turn."""
     by_scenario: dict[str, set[Site]] = {}
@@ -278,6 +279,18 @@ def test_streams_with_threads_of_their_own(comm, seed):
     for name in ("host, thread", "late, poll"):
         with LateDevice(seed=seed) as device:
             SCENARIOS[name](comm, device)
+
+
+@pytest.mark.parametrize("progress", ["poll", "none"])
+def test_a_snapshot_leaves_while_the_agent_waits_for_something_else(comm, progress):
+    """Rank 0 votes after its flight, the others before: they must send on the way."""
+    graph = topology.from_name("complete", comm.size)
+    with LateDevice():
+        transport = MpiTransport(comm, graph, staging="host", progress=progress, timeout_s=10.0)
+        flight = transport.exchange(rows(comm.size, D)[comm.rank], 0)
+        for wait in [flight.wait, transport.barrier][:: 1 if comm.rank == 0 else -1]:
+            wait()
+        transport.close()
 
 
 def test_every_thread_that_meets_device_memory_has_its_device(comm):

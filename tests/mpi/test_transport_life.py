@@ -89,6 +89,7 @@ def test_the_probe_ends_where_nothing_arrives(comm, monkeypatch):
     comm.Barrier()
 
 
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.max_ranks(2)
 def test_a_crash_of_the_probe_costs_a_child_process(comm):
     """Which is no rank of this job, and moves what it is given by a thread of its own."""

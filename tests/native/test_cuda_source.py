@@ -143,7 +143,7 @@ def test_loads_and_stores_are_wide(ptx: Path) -> None:
     found = []
     for kernel in cuda_build.kernels(ptx):
         loads = len(re.findall("ld" + cuda_build.WIDE, kernel))
-        halves = len(re.findall(r"ld\.global(?:\.\w+)*\.v2\.[a-z]+32", kernel))
+        halves = len(re.findall(r"ld\.global\.cs\.[a-z]+64", kernel))
         assert loads >= 1 and len(re.findall("st" + cuda_build.WIDE, kernel)) >= 1
         found.append((loads, halves))
     assert len(found) == KERNELS

@@ -37,9 +37,8 @@ from .in_flight import InFlight, Timing
 from .job import Startup, abort_on_error, end_job, vendor, world
 from .late_exchange import LateChannel
 from .notices import Notices
-from .requests import make_engine
+from .requests import Progress, choose_progress, make_engine
 
-Progress = Literal["auto", "thread", "poll", "none"]
 StagingMode = Literal["auto", "direct", "host"]
 AllReduce = Literal["ring", "mpi"]
 __all__ = ["MpiTransport", "Notices", "Startup", "end_job", "world"]
@@ -278,7 +277,7 @@ class MpiTransport(Transport):
 
     def await_done(self, done: Callable[[float], bool], waits_for: WaitsFor) -> None:
         start, status = time.perf_counter(), self.status
-        while not done(0.5):
+        while not self._done_within(0.5, done):
             waited = time.perf_counter() - start
             over = self.timeout_s is not None and waited > self.timeout_s
             if self.look is not None:
@@ -290,6 +289,17 @@ class MpiTransport(Transport):
                     self.board.everybody() if self.board is not None else "",
                 )
         status.waits_for = ""
+
+    def _done_within(self, seconds: float, done: Callable[[float], bool]) -> bool:
+        if self.progress == "thread" or self.staging is None:
+            return done(seconds)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            for flight in self._open:  # others may wait for what a device has copied meanwhile
+                flight.move()
+            if done(PERIOD_S):
+                return True
+        return False
 
     def named(self, ranks: Sequence[int]) -> str:
         return named(ranks, self.hosts)
@@ -333,14 +343,3 @@ def _stop_before_finalize() -> None:
     for transport in _not_closed:
         transport.stop_engines()
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(transport))
-
-
-def choose_progress(progress: Progress) -> Progress:
-    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    if progress == "auto":
-        return "thread" if threads else "poll"
-    if progress == "thread" and not threads:
-        raise UserError(
-            "progress=thread needs MPI_THREAD_MULTIPLE, which this MPI did not grant: use poll"
-        )
-    return progress

@@ -1,15 +1,18 @@
-"""Requests that the progress engine starts and tests, and tensors as MPI sees them: bytes."""
+"""Requests, the engine that starts and tests them, and tensors as MPI sees them: bytes."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from mpi4py import MPI
 
+from ...errors import UserError
 from ..progress import Engine, NativeEngine, PythonEngine
+
+Progress = Literal["auto", "thread", "poll", "none"]
 
 
 class PersistentRequests:
@@ -83,3 +86,14 @@ def sizes() -> tuple[int, int]:
 
 def make_engine(native: bool, threaded: bool) -> Engine:
     return NativeEngine(functions(), sizes(), threaded) if native else PythonEngine(threaded)
+
+
+def choose_progress(progress: Progress) -> Progress:
+    threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+    if progress == "auto":
+        return "thread" if threads else "poll"
+    if progress == "thread" and not threads:
+        raise UserError(
+            "progress=thread needs MPI_THREAD_MULTIPLE, which this MPI did not grant: use poll"
+        )
+    return progress

@@ -151,8 +151,9 @@ def test_the_thread_has_a_device_before_it_calls_mpi(engine, network):
     context: Any = Context(network.log)
     engine.work_with(context)
     entered = ["enter"] if engine.threaded else []
-    for k in (1, 2):
-        engine.submit([Stage(Requests(network, [k], []))])
+    requests = [Requests(network, [k], []) for k in (1, 2)]
+    for each in requests:
+        engine.submit([Stage(each)])
     settle(engine, network, [*entered, "start 1", "start 2"])
     assert threading.get_ident() not in context.threads
 
