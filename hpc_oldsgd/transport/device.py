@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
+from torch import Size, Tensor, dtype
 
 
 class Event(Protocol):
@@ -56,10 +57,10 @@ class Device(Protocol):
     def event(self, *, blocking: bool = False, timing: bool = False) -> Event:
         """`blocking`: a thread that waits for it sleeps. Otherwise it spins."""
 
-    def pinned(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    def pinned(self, shape: Size, dtype: dtype) -> Tensor:
         """Host memory, to and from which the device copies while nobody waits."""
 
-    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, target: Tensor, source: Tensor) -> None:
         """Enqueued on the current stream."""
 
     def synchronize(self) -> None:

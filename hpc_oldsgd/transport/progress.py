@@ -183,7 +183,7 @@ class PythonEngine:
                 self._change.wait_for(lambda: self._stopping or self._open)
                 if self._stopping:
                     return
-                if self._device is not device:
+                if self._device is not None and self._device is not device:
                     device = self._device
                     device.make_current()
                 if len(self._open) != known:

@@ -147,6 +147,7 @@ SCENARIOS: dict[str, Callable[[MPI.Comm, LateDevice], None]] = {
     "probe": the_probe,
     "a late message": a_kept_message,
     "a number": a_number_read_late,
+    # Last: a rank that fails here in the middle would leave the others waiting.
     "late wait": a_wait_that_counts_from_the_devices_end,
 }
 

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ def main(memory: str) -> None:
     from mpi4py import MPI
 
     kind, _, ordinal = memory.partition(":")
-    device = {"cuda": lambda: Cuda(int(ordinal)), "host": Host, "unmapped": Unmapped}[kind]()
+    makers: dict[str, Callable[[], Any]] = {"host": Host, "unmapped": Unmapped}
+    device = Cuda(int(ordinal)) if kind == "cuda" else makers[kind]()
     payload = os.urandom(NBYTES)
     source, target = device.make(payload), device.make(bytes(NBYTES))
 
