@@ -193,7 +193,7 @@ def examine_messages(checks: Checks, topology: Topology, device: torch.device) -
     checks.run(
         "overlap",
         lambda: hidden.measure(lambda: made(mode), device, speeds[0]["bytes"], seconds[mode]),
-        lambda ranks: verdicts.of_hidden(ranks, mode),
+        lambda ranks: verdicts.of_hidden(ranks, mode, on_gpu),
         sends=True,
     )
 

@@ -172,16 +172,16 @@ def of_messages(ranks: Ranks, to_itself: bool) -> Verdict:
     return ok("messages", text, list(ranks))
 
 
-def of_hidden(ranks: Ranks, mode: str) -> Verdict:
+def of_hidden(ranks: Ranks, mode: str, on_gpu: bool = True) -> Verdict:
     one = ranks[0]
     text = (
         f"a round takes {1e3 * one['round_s']:.3g} ms: {one['ratio']:.2f} times the longer of "
         f"compute ({1e3 * one['compute_s']:.3g}) and message ({1e3 * one['message_s']:.3g}), {mode}"
     )
     if one["ratio"] > RATIO:
-        fix = (
-            "Give each rank a core more for its progress thread (--cpus-per-task, --bind-to none)."
-        )
+        fix = "On the CPU the message and the mix take the gradient's cores: no word about a GPU."
+        if on_gpu:
+            fix = "Give each rank a core for its progress thread (--cpus-per-task, --bind-to none)."
         return Verdict("overlap", text, fix, "slow", list(ranks))
     return ok("overlap", text, list(ranks))
 
