@@ -15,7 +15,7 @@ from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.transport.late import Late
 from hpc_oldsgd.transport.mpi import MpiTransport
 from hpc_oldsgd.transport.trace import Trace
-from support.memory import tensor_bytes
+from support.memory import count_from_now, tensor_bytes
 from support.training_loops import LOOPS, Loop, agent_loop, simulated_loop
 
 TYPES = {None: None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -90,6 +90,7 @@ def test_a_trace_names_the_fragments(comm: MPI.Comm) -> None:
 def test_the_transport_holds_one_fragment_of_everybody(comm: MPI.Comm) -> None:
     """Also where the last fragment has a line less than the others, and not a whole one."""
     d, P = 64 * 1024 + 7, 5
+    count_from_now()
     for fragments in (1, P):
         x = torch.full((d,), float(comm.rank))
         transport = MpiTransport(comm, topology.from_name("ring", comm.size))

@@ -17,7 +17,7 @@ from hpc_oldsgd.simulation.slowdown import pause
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.transport.late import Late
 from hpc_oldsgd.transport.mpi import MpiTransport
-from support.memory import tensor_bytes
+from support.memory import count_from_now, tensor_bytes
 from support.small_problems import rows
 
 D = 1003
@@ -97,6 +97,7 @@ def test_a_late_rank_is_left_out_and_the_mean_stays(comm, way):
     """Rank 1 sleeps through a round: its neighbours go on, once, and both sides know it."""
     n, i = comm.size, comm.rank
     graph = topology.from_name("complete" if n < 9 else "ring", n)
+    count_from_now()
     before_bytes = tensor_bytes()
     transport = MpiTransport(comm, graph, late=Late(0.03, 1), **way)
     neighbours = {j for j, _ in graph.neighbours(1)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 
 import numpy as np
@@ -13,7 +12,7 @@ from mpi4py import MPI
 from hpc_oldsgd import topology
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.transport.mpi import MpiTransport
-from support.memory import tensor_bytes
+from support.memory import count_from_now, tensor_bytes
 from support.message_ways import FAST, GRAPHS, WAYS, D, every_way, mixed
 from support.small_problems import rows
 
@@ -77,7 +76,7 @@ def test_several_flights_at_once_end_in_any_order(comm, way):
     transport = MpiTransport(comm, topology.from_name("ring", n), **way)
     sent = [rows(n, d, seed=d) for d in (D, D, 17, D, D, D)]  # more than staging has threads
     held = set()
-    gc.freeze()  # what earlier tests have left takes long to look through
+    count_from_now()
     for order in (range(6), reversed(range(6)), (3, 0, 5, 1, 4, 2)):
         own = [X[i].clone() for X in sent]
         flights = [transport.exchange(x, 0) for x in own]
