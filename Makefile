@@ -93,7 +93,7 @@ lint: setup-dev  ## ruff, mypy, import-linter, clang-format, shellcheck, hadolin
 docs: setup-dev  ## the documentation site: build/docs/index.html
 	$(PY) -m sphinx -q -W --keep-going -c docs/site . build/docs
 
-wheels: setup-dev  ## dist/*.whl for each Python that is found, for glibc 2.28 and newer (RHEL 8)
+wheels: setup  ## dist/*.whl for each Python that is found, for glibc 2.28 and newer (RHEL 8)
 	test -x $(VENV)/wheels/bin/auditwheel || { $(PYTHON) -m venv $(VENV)/wheels && \
 	  $(VENV)/wheels/bin/pip install --quiet $$($(PY) scripts/extras.py wheels); }
 	scripts/wheels.sh $(PY) '$(abspath $(VENV))/wheels'

@@ -6,8 +6,10 @@ HPC_OLDSGD_CUDA_ARCHS="80;90"  the architectures; the last one also as PTX for n
 HPC_OLDSGD_REQUIRE_NATIVE=1    a failed build is an error
 """
 
+import contextlib
 import fcntl
 import filecmp
+import importlib
 import os
 import shutil
 import subprocess
@@ -20,14 +22,13 @@ from setuptools.command.build_ext import build_ext
 
 
 def tool(name: str) -> str:
-    """From PATH, or beside the interpreter of a virtual environment that is not activated."""
+    """From the package of that name: new enough, which the machine's own may not be, and the same
+    with build isolation and without, so that one build goes on where the other ended. Else from
+    PATH, or beside the interpreter of a virtual environment that is not activated."""
     folders = [os.environ.get("PATH", ""), str(Path(sys.executable).parent)]
-    try:
-        from cmake import CMAKE_BIN_DIR
-
-        folders.insert(0, CMAKE_BIN_DIR)  # new enough, which the machine's own may not be
-    except ImportError:
-        pass
+    with contextlib.suppress(ImportError, AttributeError):
+        where = {"cmake": "CMAKE_BIN_DIR", "ninja": "BIN_DIR"}[name]
+        folders.insert(0, getattr(importlib.import_module(name), where))
     return shutil.which(name, path=os.pathsep.join(folders)) or ""
 
 

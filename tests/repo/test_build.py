@@ -23,13 +23,18 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def test_an_old_cmake_of_the_machine_is_passed_over(tmp_path: Path) -> None:
-    """With pip --no-build-isolation, as make installs: PATH has the machine's programs alone."""
+def test_old_tools_of_the_machine_are_passed_over(tmp_path: Path) -> None:
+    """With pip --no-build-isolation, as make installs: PATH has the machine's programs alone.
+
+    A second ninja would not read the log of the first, and compile everything again.
+    """
     pytest.importorskip("cmake")
+    pytest.importorskip("ninja")
     pytest.importorskip("pybind11")
     for name in ("setup.py", "CMakeLists.txt"):
         shutil.copy(ROOT / name, tmp_path)
-    script(tmp_path / "bin" / "cmake", "echo old >&2; exit 1")
+    for name in ("cmake", "ninja"):
+        script(tmp_path / "bin" / name, "echo old >&2; exit 1")
     given = {k: v for k, v in os.environ.items() if not k.startswith("HPC_OLDSGD_")}
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     ran = subprocess.run(
