@@ -255,7 +255,7 @@ def test_an_agent_never_stalls_its_device(comm):
         way = {"staging": "host"} if device else {}
         agent = Agent(model, optimizer, OLDSGD(tau=2), "ring", comm, sync=False, **way)
         losses = []
-        for _ in range(8):
+        for k in range(8):
             optimizer.zero_grad()
             loss = model(torch.ones(2, 5)).square().mean()
             loss.backward()
@@ -263,7 +263,8 @@ def test_an_agent_never_stalls_its_device(comm):
             if device is not None:
                 device.reset_counts()
             agent.step()
-            assert device is None or no_stall(device)
+            # The first step looks once whether the optimizer keeps memory that the model has left.
+            assert device is None or k == 0 or no_stall(device), device.counts
         assert all(loss.read() > 0 for loss in losses)
         x = agent.x.clone() if device is None else device.read(agent.x)
         agent.finish()
