@@ -14,6 +14,7 @@ import pytest
 from hpc_oldsgd import jobs
 from hpc_oldsgd.errors import UserError
 from support import ROOT
+from support.wheels import built
 
 
 def files(folder: Path) -> dict[str, str]:
@@ -25,16 +26,11 @@ def files(folder: Path) -> dict[str, str]:
 def from_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job files of a wheel, built from a tree with the link and without the package's code."""
     tree = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(ROOT / name, tree)
     shutil.copytree(ROOT / "jobs", tree / "jobs")
     (tree / "hpc_oldsgd").mkdir()
     (tree / "hpc_oldsgd" / "__init__.py").touch()
     shutil.copy(ROOT / "hpc_oldsgd" / "job_files", tree / "hpc_oldsgd", follow_symlinks=False)
-    call = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", call], cwd=tree, check=True, capture_output=True)
-    (wheel,) = tree.glob("*.whl")
-    zipfile.ZipFile(wheel).extractall(tree / "site")
+    zipfile.ZipFile(built(tree)).extractall(tree / "site")
     return tree / "site" / "hpc_oldsgd" / "job_files"
 
 

@@ -16,6 +16,7 @@ import pytest
 
 import hpc_oldsgd
 from support import ROOT
+from support.wheels import built
 
 SCRIPT = """
 import torch
@@ -68,24 +69,12 @@ def mypy(script: Path, python: Path, cache: Path) -> str:
     return shown.stdout + shown.stderr
 
 
-def built(tree: Path, hook: str) -> Path:
-    """The wheel that pip has made for `pip install .` or `pip install -e .`, and unpacks."""
-    kept = shutil.ignore_patterns("__pycache__", "*.so")
-    shutil.copytree(ROOT / "hpc_oldsgd", tree / "hpc_oldsgd", ignore=kept)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
-        shutil.copy(ROOT / name, tree)
-    call = f"from setuptools import build_meta; build_meta.{hook}('.')"
-    env = {k: v for k, v in os.environ.items() if not k.startswith("HPC_OLDSGD_")}
-    # Without CMakeLists.txt there is no extension, which types do not need.
-    subprocess.run([sys.executable, "-c", call], cwd=tree, env=env, check=True, capture_output=True)
-    (wheel,) = tree.glob("*.whl")
-    return wheel
-
-
 @pytest.mark.slow
 def test_a_users_script_is_accepted_and_its_mistakes_are_found(tmp_path: Path) -> None:
     for hook in ("build_wheel", "build_editable"):
         folder = tmp_path / hook
+        kept = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / "hpc_oldsgd", folder / "tree" / "hpc_oldsgd", ignore=kept)
         wheel = built(folder / "tree", hook)
         venv.create(folder / "venv", symlinks=True)
         (site,) = (folder / "venv").glob("lib/python*/site-packages")
