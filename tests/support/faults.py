@@ -89,15 +89,14 @@ def hold_for_a_signal() -> None:
     For jobs whose command line cannot be changed: the only place that patches a run's course.
     """
     step = Console.step
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # a signal may come before the wait
 
     def step_and_wait(console: Console, t: int) -> None:
         step(console, t)
         if t == HELD_AT:
-            woken, wake = os.pipe()
-            os.set_blocking(wake, False)
-            signal.set_wakeup_fd(wake)
             select.select([woken], [], [], HELD_S)
-            signal.set_wakeup_fd(-1)
 
     Console.step = step_and_wait  # type: ignore[method-assign]
 
