@@ -37,6 +37,7 @@ def test_every_training_loop_is_the_simulators(comm: MPI.Comm, loop: Loop, kind:
     check(comm, loop, kind(tau=5, fragments=3))
 
 
+@pytest.mark.max_ranks(4)  # the same on more
 @pytest.mark.parametrize("wire", [None, "bf16", "fp16"])
 @pytest.mark.parametrize("buffers", ["mix", "local"])
 def test_running_statistics_and_wires(comm: MPI.Comm, buffers: str, wire: str | None) -> None:
@@ -62,6 +63,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.max_ranks(4)  # the same on more
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_way_messages_move_changes_nothing(comm: MPI.Comm, options: dict[str, Any]) -> None:
     check(comm, Loop("momentum"), OLDSGD(tau=5, fragments=5), **options)

@@ -60,6 +60,7 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.max_ranks(4)  # the same on more
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_the_way_messages_move_changes_nothing(comm: MPI.Comm, options: dict[str, Any]) -> None:
     for algorithm in (OLDSGD(tau=2), OLDSGD(tau=3, fragments=3)):

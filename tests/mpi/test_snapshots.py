@@ -126,6 +126,7 @@ def shrink_on_one_rank(model: nn.Module, i: int) -> None:
         shrink_data(model, i)
 
 
+@pytest.mark.max_ranks(4)  # the same on more
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("change", [shrink, shrink_data, shrink_on_one_rank])
 @pytest.mark.parametrize("when", ["at_boundary", "between"])
