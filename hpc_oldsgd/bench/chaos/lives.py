@@ -182,7 +182,9 @@ def judge(code: int | None, text: str, kinds: set[str], ended: bool, short_timeo
     if "int-launcher" in kinds and "Interrupt (signal 2)" in text:
         allowed.add(2)  # MPICH's launcher ends with the number of the signal that ended a rank
     never = {2, 3, 4, 5} - allowed
-    hard = bool(kinds & set(faults.ENDING))
+    # The limit on a rank's files holds for shared memory too: MPI may not start under it.
+    no_memory = bool(kinds & set(faults.NEED_FILES)) and "File too large" in text
+    hard = bool(kinds & set(faults.ENDING)) or (no_memory and "MPI_Init" in text)
     if code in allowed or (hard and code not in never):
         return ""
     return f"after {_told(kinds)} the job ended with {code}: {text[-300:]}"

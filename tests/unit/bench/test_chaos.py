@@ -102,6 +102,9 @@ def test_a_job_is_judged_by_what_befell_it() -> None:
     assert judge(4, "", {"freeze"}, True, True) == ""
     assert judge(2, "EXIT STRING: Interrupt (signal 2)", {"int-launcher"}, True, False) == ""
     assert "ended with 2" in judge(2, "bad input", {"int-launcher"}, True, False)
+    no_start = "UCX ERROR Failed to write: File too large; MPI_Init_thread(71) failed"
+    assert judge(143, no_start, {"full-disk"}, True, False) == ""
+    assert "ended with 143" in judge(143, no_start, {"pause"}, True, False)
 
 
 def test_the_count_goes_on_and_tells_what_was_lost(tmp_path: Path) -> None:
