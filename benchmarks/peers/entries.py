@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power_sgd
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_oldsgd import Agent, algorithms, topology
@@ -51,12 +53,33 @@ def alone(load: Load, tau: int) -> Steps:
 
 
 def ddp(load: Load, tau: int) -> Steps:
-    model = DistributedDataParallel(load.model, gradient_as_bucket_view=True)
+    yield from through(DistributedDataParallel(load.model, gradient_as_bucket_view=True), load)
+
+
+def through(model: DistributedDataParallel, load: Load) -> Steps:
     while True:
         load.zero_grad()
         load.gradient(model)
         load.optimizer.step()
         yield
+
+
+def ddp_fp16(load: Load, tau: int) -> Steps:
+    """torch's own hook; its bf16 hook wants NCCL."""
+    model = DistributedDataParallel(load.model, gradient_as_bucket_view=True)
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    yield from through(model, load)
+
+
+def ddp_power_sgd(load: Load, tau: int) -> Steps:
+    """torch's own hook, rank 1. The first two steps send everything: the least it allows.
+
+    One bucket: with several, gloo's ranks wait for each other's all-reduces for ever.
+    """
+    model = DistributedDataParallel(load.model, gradient_as_bucket_view=True, bucket_cap_mb=10_000)
+    state = power_sgd.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    model.register_comm_hook(state, power_sgd.powerSGD_hook)
+    yield from through(model, load)
 
 
 def ddp_at_once(load: Load, tau: int) -> Steps:
@@ -166,6 +189,8 @@ PAIRS = "one-peer-ring"
 ENTRIES = [
     Entry("ddp", ddp, every_step=True),
     Entry("ddp, gradient at once", ddp_at_once, every_step=True),
+    Entry("ddp, fp16 hook", ddp_fp16, wire="fp16", every_step=True),
+    Entry("ddp, PowerSGD hook", ddp_power_sgd, wire="rank 1", every_step=True),
     Entry("ddp no_sync", ddp_no_sync, blocking=True),
     Entry("post-local SGD", post_local_sgd, blocking=True),
     Entry("naive isend/irecv", naive_overlap, "ring"),
@@ -176,6 +201,9 @@ ENTRIES = [
     Entry("oldsgd", ours("oldsgd"), "ring", ours=True),
     Entry("oldsgd, P = tau", ours("oldsgd", in_fragments=True), "ring", ours=True),
     Entry("oldsgd, bf16", ours("oldsgd", wire="bf16"), "ring", "bf16", ours=True),
+    Entry("oldsgd, int8", ours("oldsgd", wire="int8"), "ring", "int8", ours=True),
+    Entry("oldsgd, int4", ours("oldsgd", wire="int4"), "ring", "int4", ours=True),
+    Entry("oldsgd, int4, P = tau", ours("oldsgd", "ring", "int4", True), "ring", "int4", ours=True),
     Entry("oldsgd, one peer", ours("oldsgd", PAIRS), PAIRS, ours=True),
     Entry("oldsgd, one peer, bf16", ours("oldsgd", PAIRS, "bf16"), PAIRS, "bf16", ours=True),
 ]

@@ -7,6 +7,7 @@ the local step is the same for everybody; VGG11 takes real SGD steps.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -105,7 +106,7 @@ class Emulated(nn.Module):
         self.load = load
         sizes = [load.elements // LAYERS] * LAYERS
         sizes[0] += load.elements % LAYERS
-        self.layers = nn.ParameterList(nn.Parameter(torch.zeros(size)) for size in sizes)
+        self.layers = nn.ParameterList(nn.Parameter(matrix(size)) for size in sizes)
         for p in self.layers:
             p.grad = torch.zeros_like(p)
 
@@ -115,6 +116,12 @@ class Emulated(nn.Module):
             x = Layer.apply(x, p, pace, k)
         pace.until(FORWARD)
         return x
+
+
+def matrix(size: int) -> Tensor:
+    """As square as its size allows: PowerSGD leaves vectors as they are."""
+    rows = next(r for r in range(math.isqrt(size), 0, -1) if size % r == 0)
+    return torch.zeros(rows, size // rows)
 
 
 class Layer(torch.autograd.Function):
@@ -129,7 +136,7 @@ class Layer(torch.autograd.Function):
         if ctx.pace.load.at_once:  # nothing is ready before everything is
             done = 1.0
         ctx.pace.until(FORWARD + (1 - FORWARD) * done)
-        return grads[0], torch.zeros(1).expand(ctx.shape), None, None
+        return grads[0], torch.zeros(1, 1).expand(ctx.shape), None, None
 
 
 class NoStep(torch.optim.SGD):

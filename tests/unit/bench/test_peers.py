@@ -158,4 +158,5 @@ def test_all_contestants_run_on_two_ranks() -> None:
     assert sorted(names) == sorted(e.name for e in ENTRIES)
     for r in printed["results"]:
         assert r["step_s"] >= 0.0019, r
-        assert r["spread"] == 0.0, r  # the two ranks started 1 apart, and have agreed
+        # The two ranks started 1 apart, and have agreed; 8 and 4 bits bring them closer and closer.
+        assert r["spread"] <= (0.01 if r["wire"].startswith("int") else 0.0), r
