@@ -250,7 +250,10 @@ def test_the_tables_are_asked_for_once_for_an_array(tmp_path: Path) -> None:
 def test_an_array_is_checked_once(tmp_path: Path) -> None:
     """The first member's exit code is that of all, and members that wait in the queue are cancelled."""
     stub(tmp_path / "scancel", 'echo "scancel $*"')
-    given = {"PATH": stub(tmp_path / "python", 'echo "checked"; exit $CODE'), "HPC_OLDSGD_OUT": "out"}
+    given = {
+        "PATH": stub(tmp_path / "python", 'echo "checked"; exit $CODE'),
+        "HPC_OLDSGD_OUT": "out",
+    }
     given |= {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MIN": "0", "HPC_OLDSGD_TAUS": "1"}
     for code, says in ("2", [1, 0]), ("0", [2, 1]):  # a good member lists the algorithms besides
         given |= {"SLURM_ARRAY_JOB_ID": f"7{code}", "CODE": code}
