@@ -54,7 +54,7 @@ PARTS = {
     "Start": "docs/your-own-loop docs/tasks docs/runs docs/plots",
     "With a framework": "docs/integrations/hugging-face-trainer docs/integrations/accelerate "
     "docs/integrations/lightning docs/integrations/fabric",
-    "On a cluster": "docs/cluster docs/shared-file-systems docs/wheels docs/doctor docs/faults "
+    "On a cluster": "docs/cluster docs/other-schedulers docs/shared-file-systems docs/wheels docs/doctor docs/faults "
     "docs/stragglers docs/troubleshooting",
     "The method": "docs/algorithms docs/topologies docs/wire docs/overlap docs/mixing-op "
     "docs/theory docs/guarantees",

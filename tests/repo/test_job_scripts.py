@@ -248,7 +248,7 @@ def test_the_tables_are_asked_for_once_for_an_array(tmp_path: Path) -> None:
 
 
 def test_an_array_is_checked_once(tmp_path: Path) -> None:
-    """The first member's exit code is that of all, and members that wait in the queue are cancelled."""
+    """The first member's exit code is that of all. Members still in the queue are cancelled."""
     stub(tmp_path / "scancel", 'echo "scancel $*"')
     given = {
         "PATH": stub(tmp_path / "python", 'echo "checked"; exit $CODE'),
