@@ -51,11 +51,11 @@ CONTENTS = """
 ```
 """
 PARTS = {
-    "Start": "docs/your-own-loop docs/tasks docs/runs docs/plots",
+    "Start": "docs/your-own-loop docs/tasks docs/runs docs/plan docs/plots",
     "With a framework": "docs/integrations/hugging-face-trainer docs/integrations/accelerate "
     "docs/integrations/lightning docs/integrations/fabric",
-    "On a cluster": "docs/cluster docs/shared-file-systems docs/wheels docs/doctor docs/faults "
-    "docs/stragglers docs/troubleshooting",
+    "On a cluster": "docs/cluster docs/other-schedulers docs/shared-file-systems docs/wheels "
+    "docs/doctor docs/gpu docs/faults docs/stragglers docs/troubleshooting",
     "The method": "docs/algorithms docs/topologies docs/wire docs/overlap docs/mixing-op "
     "docs/theory docs/guarantees",
     "Results": "docs/results docs/results-small docs/benchmarks benchmarks/README",

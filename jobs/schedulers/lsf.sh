@@ -7,7 +7,10 @@ job_id=$LSB_JOBID
 job_name=${LSB_JOBNAME:-job}
 job_nodes=$(sort -u "$LSB_DJOB_HOSTFILE" | tr '\n' ' ')
 run_id=$LSB_JOBID
-restarts=0 # LSF does not tell. Its queue may have a limit of its own, MAX_JOB_REQUEUE
+# LSF does not tell how often it has requeued a job, so the job keeps a line for each time, where it was submitted.
+stops=.requeued-$LSB_JOBID
+restarts=0
+[[ ! -e $stops ]] || restarts=$(wc -l <"$stops")
 : "${HPC_OLDSGD_LAUNCHER:=mpirun}"
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
@@ -30,4 +33,4 @@ by_mpirun() { mpirun_on "$1" "$LSB_DJOB_HOSTFILE" blaunch; }
 sweep() { :; }
 
 preempted() { false; } # LSF suspends a job, or kills it without a warning
-put_back() { :; }      # the exit code 75 does it: #BSUB -Q "75"
+put_back() { date >>"$stops"; } # the exit code 75 does it: #BSUB -Q "75"

@@ -87,6 +87,28 @@ put_back() {
   scontrol requeue "$job"
 }
 
+# The check of an array's input. The first member that comes here runs it and notes its exit code. The others wait
+# for that. Members that have not started yet are cancelled if the input is bad. If the member that checks is killed,
+# the others go on after a while: a run checks its own input too.
+check_array() { # FOLDER COMMAND...
+  local claim=$1/.check-$SLURM_ARRAY_JOB_ID bad=0
+  mkdir -p "$1" || fail "cannot write to $1"
+  if mkdir "$claim" 2>/dev/null; then
+    "${@:2}" </dev/null || bad=$?
+    ((bad != 2)) || scancel --state=PENDING "$SLURM_ARRAY_JOB_ID"
+    echo "$bad" >"$claim/new" && mv "$claim/new" "$claim/code"
+  fi
+  for _ in {1..120}; do
+    if [[ -e $claim/code ]]; then
+      read -r bad <"$claim/code"
+      ((bad != 2)) || fail "bad input (exit code 2): no member of the array is started"
+      return 0
+    fi
+    sleep 1
+  done
+  say "the member that checks the input has not ended: not waiting any longer"
+}
+
 # The tables of an array's runs, by a job that waits for all of it.
 collect_later() { # FOLDER
   local options=(--dependency=afterany:"$SLURM_ARRAY_JOB_ID" --partition="$SLURM_JOB_PARTITION")

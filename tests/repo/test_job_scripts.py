@@ -247,6 +247,32 @@ def test_the_tables_are_asked_for_once_for_an_array(tmp_path: Path) -> None:
     assert bash(script, tmp_path, **array).stdout.count("submitted") == 1
 
 
+def test_an_array_is_checked_once(tmp_path: Path) -> None:
+    """The first member's exit code is that of all. Members still in the queue are cancelled."""
+    stub(tmp_path / "scancel", 'echo "scancel $*"')
+    given = {
+        "PATH": stub(tmp_path / "python", 'echo "checked"; exit $CODE'),
+        "HPC_OLDSGD_OUT": "out",
+    }
+    given |= {"SLURM_ARRAY_TASK_ID": "1", "SLURM_ARRAY_TASK_MIN": "0", "HPC_OLDSGD_TAUS": "1"}
+    for code, says in ("2", [1, 0]), ("0", [2, 1]):  # a good member lists the algorithms besides
+        given |= {"SLURM_ARRAY_JOB_ID": f"7{code}", "CODE": code}
+        for count in says:
+            done = bash(f"source {JOBS}/compare.slurm", tmp_path, **given)
+            assert done.returncode == int(code), done.stderr
+            assert done.stdout.count("checked\n") == count, done.stdout
+            cancelled = f"scancel --state=PENDING 7{code}\n" in done.stdout
+            assert cancelled == (code == "2" and count == 1)
+            assert ("no member of the array" in done.stderr) == (code == "2")
+
+
+@pytest.mark.parametrize(("name", "value"), [("TAUS", "1 x"), ("CS", "a[0]")])
+def test_a_list_of_compare_that_is_none_is_one_line(name: str, value: str, tmp_path: Path) -> None:
+    given = {f"HPC_OLDSGD_{name}": value, "SLURM_ARRAY_TASK_ID": "0", "SLURM_ARRAY_JOB_ID": "7"}
+    done = bash(f"source {JOBS}/compare.slurm", tmp_path, **given)
+    assert done.returncode == 2 and f"not {value.split()[-1]}" in done.stderr
+
+
 def test_compare_outside_an_array_says_so(tmp_path: Path) -> None:
     done = bash(f"source {JOBS}/compare.slurm", tmp_path)
     assert done.returncode == 2 and "this is a job array" in done.stderr

@@ -174,6 +174,19 @@ def test_the_number_of_starts_runs_no_command(name: str, tmp_path: Path) -> None
     assert not (tmp_path / "sprung").exists()
 
 
+@pytest.mark.parametrize(("earlier", "code"), [(0, 75), (2, 75), (3, 2)])
+def test_lsf_gives_up_after_so_many_restarts(earlier: int, code: int, tmp_path: Path) -> None:
+    """LSF does not count them, so the script does."""
+    stops = tmp_path / ".requeued-7"
+    if earlier:
+        stops.write_text("a stop\n" * earlier)
+    done = submit("lsf", tmp_path, AT_SIGNAL=SAVE, HPC_OLDSGD_RESTARTS="3")
+    assert done.returncode == code, done.stdout
+    assert f", start {earlier + 1}\n" in done.stdout
+    assert ("requeued 3 times: giving up" in done.stdout) == (code == 2)
+    assert len(stops.read_text().splitlines()) == min(earlier + 1, 3)
+
+
 def test_lsf_puts_a_stopped_job_back_by_its_exit_code() -> None:
     for path in (ROOT / "jobs" / "lsf").glob("*.lsf"):
         assert ('#BSUB -Q "75"' in path.read_text()) == (path.stem != "doctor")

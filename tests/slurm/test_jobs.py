@@ -100,6 +100,18 @@ def test_bad_input_costs_one_process(cluster: Cluster, tmp_path: Path) -> None:
     assert "1:00 is not longer than the 120 s of warning before it" in job.wait("FAILED")
 
 
+def test_bad_input_to_an_array_costs_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    """No data: one member says so, the others only pass it on, or are not started at all."""
+    words = ("--array=0-3", JOBS / "compare.slurm", "--task", "cifar10-vgg11")
+    lists = {"HPC_OLDSGD_TAUS": "1 3", "HPC_OLDSGD_OUT": str(tmp_path / "out")}
+    job = cluster.sbatch(tmp_path, *words, HPC_OLDSGD_DATA=str(tmp_path), **lists)
+    job.until("end", job.ended)
+    assert set(job.states()) <= {"FAILED", "CANCELLED"}, job.states()
+    assert job.log.count("hpc_oldsgd.simulate: ") == 1, job.log
+    assert "no member of the array is started" in job.log
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name[0] != "."]
+
+
 KILL = "for p in /proc/[0-9]*; do grep -qzx SLURM_PROCID=1 $p/environ 2>/dev/null && "
 KILL += "grep -qa hpc_oldsgd.train $p/cmdline && kill -9 ${p#/proc/}; done; true"
 
