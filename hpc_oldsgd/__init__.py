@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import Diverged, NeighbourTimeout, UserError
-from .launch import openmpi  # noqa: F401
+from .launch import frameworks, openmpi  # noqa: F401
 
 if TYPE_CHECKING:
     from . import algorithms, simulate, tasks, theory, topology

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import distributed
+
+from ..errors import UserError
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -18,6 +21,7 @@ class AgentOptimizer(torch.optim.Optimizer):
     """So a GradScaler calls step() on every rank, also on one whose gradient has overflowed."""
 
     def __init__(self, agent: Agent) -> None:
+        _refuse_second_job()
         self.agent = agent
         inner = agent.optimizer
         super().__init__(inner.param_groups, getattr(inner, "defaults", {}))
@@ -83,3 +87,14 @@ class AgentOptimizer(torch.optim.Optimizer):
                 for p in group["params"]:
                     if p.grad is not None:
                         p.grad.mul_(inverse.to(p.grad.device))
+
+
+def _refuse_second_job() -> None:
+    """A framework that has joined the ranks itself wraps the model in DDP."""
+    if distributed.is_available() and distributed.is_initialized():
+        n = distributed.get_world_size()
+        if n > 1:
+            raise UserError(
+                f"torch.distributed runs with {n} processes, so a framework would average their "
+                "gradients: call hpc_oldsgd.integrations.start() before the framework is made"
+            )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hpc_oldsgd import integrations
+from hpc_oldsgd.launch import frameworks
 from support.jobs import Mpirun
 
 EXAMPLES = ("hf_trainer", "accelerate_loop", "lightning_trainer", "lightning_fabric")
@@ -54,3 +55,30 @@ def test_a_rank_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as Slurm gives them
     integrations._show_own_gpu()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == own
+
+
+def test_accelerate_without_start_is_one_line(mpirun: Mpirun, tmp_path: Path) -> None:
+    """Its own message is a traceback of each rank, and asks for MASTER_ADDR."""
+    pytest.importorskip("accelerate", reason="accelerate is not installed: make setup-dev")
+    script = tmp_path / "job.py"
+    script.write_text(
+        "from hpc_oldsgd import Agent\nfrom accelerate import Accelerator\nAccelerator(cpu=True)\n"
+    )
+    ran = mpirun(2, script, MASTER_ADDR="")
+    assert ran.returncode != 0
+    assert ran.stderr.count(f"hpc_oldsgd: {script}, line 3: Accelerate takes the variables of") == 1
+    assert "integrations.start()" in ran.stderr
+    assert "Traceback" not in ran.stderr and "MASTER_ADDR" not in ran.stderr, ran.stderr
+
+
+def test_other_errors_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = ValueError("environment variable MASTER_ADDR expected, but not set")
+    monkeypatch.setitem(sys.modules, "accelerate", sys)
+    monkeypatch.setattr(frameworks, "launcher_size", lambda: 2)
+    assert "start()" in frameworks.explained(error, None)
+    assert not frameworks.explained(ValueError("no data"), None)
+    monkeypatch.setattr(frameworks, "launcher_size", lambda: 1)  # no mpirun
+    assert not frameworks.explained(error, None)
+    monkeypatch.setattr(frameworks, "launcher_size", lambda: 2)
+    monkeypatch.delitem(sys.modules, "accelerate")  # a loop with torch.distributed of its own
+    assert not frameworks.explained(error, None)

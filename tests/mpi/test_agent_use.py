@@ -135,6 +135,18 @@ def test_a_grad_scaler_keeps_the_ranks_together(comm):
     assert torch.equal(train(True), plain) and torch.equal(train(True, unscale=True), plain)
 
 
+def test_a_framework_that_has_joined_the_ranks_itself_is_refused(comm, monkeypatch):
+    """Accelerate does, if MASTER_ADDR is set: it would wrap the model in DDP."""
+    model = cnn()
+    with Agent(model, Loop().make(model)[0], OLDSGD(tau=2), "ring", comm) as agent:
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(UserError, match="torch.distributed runs with 2 processes"):
+            agent.as_optimizer()
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
+        agent.as_optimizer()
+
+
 def test_as_optimizers_state_is_the_agents(comm):
     model = cnn()
     inner, _ = Loop("momentum").make(model)

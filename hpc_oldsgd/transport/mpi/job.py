@@ -17,7 +17,7 @@ from typing import TypeVar
 from mpi4py import MPI
 
 from ...errors import NeighbourTimeout, UserError
-from ...launch import dead_rank
+from ...launch import dead_rank, frameworks
 from .collectives import clock_offset, gather_text
 
 T = TypeVar("T")
@@ -82,6 +82,8 @@ def abort_on_error(comm: MPI.Comm) -> None:
             shown = f"hpc_oldsgd: {death}\n"
         elif isinstance(error, UserError):
             shown += f"hpc_oldsgd: {error}\n"
+        elif said := frameworks.explained(error, tb):
+            shown += f"hpc_oldsgd: {said}\n"
         else:
             shown += "".join(traceback.format_exception(kind, error, tb))
         end_job(MPI.COMM_WORLD, shown, int(getattr(error, "exit_code", 1)))
