@@ -324,7 +324,8 @@ def test_no_training_code_is_imported():
     assert set(done.stdout.split()) == {
         "hpc_oldsgd", "hpc_oldsgd.cli", "hpc_oldsgd.cli.fields", "hpc_oldsgd.errors",
         "hpc_oldsgd.files",
-        "hpc_oldsgd.launch", "hpc_oldsgd.launch.launcher", "hpc_oldsgd.launch.openmpi",
+        "hpc_oldsgd.launch", "hpc_oldsgd.launch.frameworks", "hpc_oldsgd.launch.launcher",
+        "hpc_oldsgd.launch.openmpi",
         "hpc_oldsgd.plot", "hpc_oldsgd.runs", "hpc_oldsgd.runs.reader",
         *(f"hpc_oldsgd.plot.{m}" for m in
           ("__main__", "curves", "labels", "style", "timeline")),
