@@ -176,16 +176,24 @@ def test_jobs_pass_words_on_as_they_are(tmp_path: Path) -> None:
         "SLURM_ARRAY_TASK_MIN": "5", "SLURM_JOB_PARTITION": "p",
         "SLURM_JOB_NUM_NODES": "1", "SLURM_RESTART_COUNT": "0",
         "HPC_OLDSGD_OUT": "out; touch sprung", "HPC_OLDSGD_ALGORITHMS": "$(touch${IFS}sprung)",
-        "HPC_OLDSGD_TAUS": "1;touch 2", "HPC_OLDSGD_CS": "`touch`",
+        "HPC_OLDSGD_TAUS": "1 2", "HPC_OLDSGD_CS": "5",
     }  # fmt: skip
-    ran = subprocess.run(
-        ["bash", ROOT / "jobs" / "compare.slurm", *HOSTILE],
-        cwd=tmp_path, env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+
+    def compare(**more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", ROOT / "jobs" / "compare.slurm", *HOSTILE],
+            cwd=tmp_path, env=environment | more, capture_output=True, text=True,
+        )  # fmt: skip
+
+    for hostile in ({"HPC_OLDSGD_TAUS": "1;touch${IFS}sprung"}, {"HPC_OLDSGD_CS": "`touch`"}):
+        refused = compare(**hostile)
+        assert refused.returncode == 2 and "numbers, not" in refused.stderr
+    assert not (tmp_path / "notes").exists()
+    ran = compare()
     assert ran.returncode == 0, ran.stderr
     words = (tmp_path / "notes").read_text().split("\n")
     assert words[:4] == ["-m", "hpc_oldsgd.simulate", "--algorithm", "$(touch${IFS}sprung)"]
-    assert words[4:8] == ["--tau", "1;touch", "--c", "`touch`"]
+    assert words[4:8] == ["--tau", "1", "--c", "5"]
     assert words[8:14] == HOSTILE
     assert words[14] == "--out" and words[15].startswith("out; touch sprung/$(touch")
     assert not (tmp_path / "sprung").exists()
