@@ -7,7 +7,8 @@ namespace {
 
 static_assert(kBlock % kScaleBlock == 0, "a thread's share ends with a block of the message");
 constexpr int kGroups = kScaleBlock / kLanes;
-constexpr int kTile = 16;  // blocks that are mixed, then encoded while they are in the nearest cache
+constexpr int kTile =
+    16;  // blocks that are mixed, then encoded while they are in the nearest cache
 
 template <class A>
 struct WholeLanes;  // a vector of whole numbers, as wide as one of A

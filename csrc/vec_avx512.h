@@ -89,7 +89,8 @@ inline void load_numbers(const uint8_t* p, VF* v) {
   if constexpr (bits == 8) {
     *v = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_codes<8>(p)));
   } else {  // the table is asked for the low four bits of each word
-    const __m512i half = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i half =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
     const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
     const VF table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
     int64_t codes;
