@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __SSE2__
+#if defined(__SSSE3__)
+#include <tmmintrin.h>
+#elif defined(__SSE2__)
 #include <emmintrin.h>
 #endif
 
@@ -32,9 +34,14 @@ inline void store_codes(uint8_t* p, Codes c) {
   if constexpr (bits == 8) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), c);
   } else {
+#ifdef __SSSE3__
+    const __m128i low = _mm_and_si128(c, _mm_set1_epi8(15));
+    const __m128i pairs = _mm_maddubs_epi16(low, _mm_set1_epi16(0x1001));  // first + 16 second
+#else
     const __m128i first = _mm_and_si128(c, _mm_set1_epi16(0x000f));
     const __m128i second = _mm_and_si128(_mm_srli_epi16(c, 4), _mm_set1_epi16(0x00f0));
     const __m128i pairs = _mm_or_si128(first, second);
+#endif
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(pairs, pairs));
   }
 }

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -91,6 +92,8 @@ Weights::Weights(Dtype model, const double* w, int64_t count) {
     d_.assign(w, w + count);
   } else {
     f_.assign(w, w + count);
+    for (float& f : f_)  // the low half of a NaN is zero: `keep` of vec_*.h counts on it
+      if (f != f) f = std::numeric_limits<float>::quiet_NaN();
   }
 }
 

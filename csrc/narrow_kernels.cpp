@@ -7,6 +7,8 @@ namespace {
 
 static_assert(kBlock % kScaleBlock == 0, "a thread's share ends with a block of the message");
 constexpr int kGroups = kScaleBlock / kLanes;
+constexpr int kTile =
+    16;  // blocks that are mixed, then encoded while they are in the nearest cache
 
 template <class A>
 struct WholeLanes;  // a vector of whole numbers, as wide as one of A
@@ -22,26 +24,28 @@ struct WholeLanes<double> {
 template <class A>
 using BlockLanes = Lanes<A>[kGroups];  // the numbers that share a scale
 
-// What is left of the lanes when they are stored as T.
-template <class T, class A>
-OLDSGD_HD Lanes<A> as_stored(Lanes<A> s) {
-  if constexpr (sizeof(T) == 2)
-    OLDSGD_EACH(u, A) s.v[u] = rounded(static_cast<T*>(nullptr), s.v[u]);
+// Stores s at p; returns what is left of it there.
+template <class A, class T>
+OLDSGD_HD Lanes<A> kept(T* p, Lanes<A> s) {
+  if constexpr (sizeof(A) == 8) {
+    store_lanes(p, s, false);
+  } else {
+    keep(p, s.v);
+  }
   return s;
 }
 
 template <int bits, class A>
 OLDSGD_HD Lanes<A> load_levels(const uint8_t* codes) {
-  const Codes c = load_codes<bits>(codes);
-  Lanes<A> r;
-  OLDSGD_EACH(u, float) {
-    if constexpr (sizeof(A) == 8) {
-      split(numbers(c, u), r.v[2 * u], r.v[2 * u + 1]);
-    } else {
-      r.v[u] = numbers(c, u);
-    }
+  Lanes<float> f;
+  load_numbers<bits>(codes, f.v);
+  if constexpr (sizeof(A) == 4) {
+    return f;
+  } else {
+    Lanes<A> r;
+    OLDSGD_EACH(u, float) split(f.v[u], r.v[2 * u], r.v[2 * u + 1]);
+    return r;
   }
-  return r;
 }
 
 template <int bits, class A>
@@ -58,21 +62,21 @@ OLDSGD_HD void store_levels(uint8_t* codes, const Lanes<A>& levels) {
   store_codes<bits>(codes, low_bytes(words));
 }
 
-template <class A>
-OLDSGD_HD A largest_of(const BlockLanes<A>& delta) {
-  using I = typename Whole<A>::I;
+// delta = x - z of a block; returns the largest magnitude.
+template <class A, class T>
+OLDSGD_HD A subtract(A* delta, const T* x, const T* z) {
   using V = typename WholeLanes<A>::V;
-  constexpr int width = sizeof(V) / sizeof(I);
   V most = {};
-  for (int g = 0; g < kGroups; ++g) OLDSGD_EACH(u, A) {
-      const V m = magnitude<A, V>(delta[g].v[u]);
+  for (int k = 0; k < kScaleBlock; k += kLanes) {
+    Lanes<A> a = load_lanes<A>(x + k), b = load_lanes<A>(z + k);
+    OLDSGD_EACH(u, A) {
+      a.v[u] = sub(a.v[u], b.v[u]);
+      const V m = magnitude<A, V>(a.v[u]);
       most = m > most ? m : most;
     }
-  I each[width];
-  memcpy(each, &most, sizeof each);
-  for (int half = width / 2; half > 0; half /= 2)
-    for (int k = 0; k < half; ++k) each[k] = each[k] > each[k + half] ? each[k] : each[k + half];
-  return bit_cast<A>(each[0]);
+    store_lanes(delta + k, a, false);
+  }
+  return bit_cast<A>(largest(most));
 }
 
 template <class T, int bits, bool distance>
@@ -103,14 +107,15 @@ struct NarrowLoop {
     Lanes<A> c = load_lanes<A>(z + i);
     const Lanes<A> levels = load_levels<bits, A>(codes + i * bits / 8);
     OLDSGD_EACH(u, A) c.v[u] = add_level(c.v[u], levels.v[u], scale);
-    store_lanes(z + i, c, false);
-    return as_stored<T>(c);
+    return kept(z + i, c);
   }
 
-  OLDSGD_HD void mix_block(int64_t i, const BlockLanes<A>& y, BlockLanes<A>& x_new,
-                           Lanes<double>& sum) const {
-    BlockLanes<A> s, e;
-    for (int g = 0; g < kGroups; ++g) OLDSGD_EACH(u, A) s[g].v[u] = e[g].v[u] = splat(A(0));
+  OLDSGD_HD void mix_block(int64_t i, Lanes<double>& sum) const {
+    BlockLanes<A> y, s, e;
+    for (int g = 0; g < kGroups; ++g) {
+      y[g] = load_lanes<A>(z + i + g * kLanes);
+      OLDSGD_EACH(u, A) s[g].v[u] = e[g].v[u] = splat(A(0));
+    }
     for (int64_t j = 0; j < degree; ++j) {
       const auto scale = splat(scale_at(message(j), i)), w = splat(weights[j]);
       for (int g = 0; g < kGroups; ++g) {
@@ -125,41 +130,48 @@ struct NarrowLoop {
     for (int g = 0; g < kGroups; ++g) {
       const Lanes<A> old = load_lanes<A>(x + i + g * kLanes);
       OLDSGD_EACH(u, A) s[g].v[u] = add(old.v[u], s[g].v[u]);
-      store_lanes(x + i + g * kLanes, s[g], false);
-      x_new[g] = as_stored<T>(s[g]);
+      kept(x + i + g * kLanes, s[g]);
       if constexpr (distance) add_double(sum, e[g]);
     }
   }
 
-  OLDSGD_HD void encode_block(int64_t i, const BlockLanes<A>& y, BlockLanes<A>& delta) const {
-    for (int g = 0; g < kGroups; ++g)
-      OLDSGD_EACH(u, A) delta[g].v[u] = sub(delta[g].v[u], y[g].v[u]);
-    const bf16 scale = scale_of<bits>(largest_of<A>(delta));
-    if (scale.bits == kInfinite) return encode_few(i, i + kScaleBlock);
-    memcpy(next + scales + i / kScaleBlock * sizeof scale, &scale, sizeof scale);
-    const auto step = splat(widen<A>(scale)), inverse = splat(inverse_of<A>(scale));
+  // The codes of a block that has this scale.
+  OLDSGD_HD void encode_block(int64_t i, const A* delta, A scale, A its_inverse) const {
+    const auto step = splat(scale), inverse = splat(its_inverse);
     const auto magic = splat(Whole<A>::kMagic);
     for (int g = 0; g < kGroups; ++g) {
+      const int64_t k = i + g * kLanes;
+      const Lanes<A> change = load_lanes<A>(delta + g * kLanes), y = load_lanes<A>(z + k);
       Lanes<A> level, z_new;
       OLDSGD_EACH(u, A) {
-        level.v[u] = level_of(delta[g].v[u], inverse, magic);
-        z_new.v[u] = add_level(y[g].v[u], level.v[u], step);
+        level.v[u] = level_of(change.v[u], inverse, magic);
+        z_new.v[u] = add_level(y.v[u], level.v[u], step);
       }
-      store_lanes(z + i + g * kLanes, z_new, false);
-      store_levels<bits>(next + (i + g * kLanes) * bits / 8, level);
+      kept(z + k, z_new);
+      store_levels<bits>(next + k * bits / 8, level);
     }
   }
 
-  template <bool mixes, bool encodes>
-  OLDSGD_HD void block(int64_t i, Lanes<double>& sum) const {
-    BlockLanes<A> y, x_new;
-    for (int g = 0; g < kGroups; ++g) y[g] = load_lanes<A>(z + i + g * kLanes);
-    if constexpr (mixes) {
-      mix_block(i, y, x_new, sum);
-    } else {
-      for (int g = 0; g < kGroups; ++g) x_new[g] = load_lanes<A>(x + i + g * kLanes);
+  // All scales of a tile come first: a scale takes two divisions, one after the other, and those of
+  // many blocks run beside each other.
+  void encode_tile(int64_t i, int count) const {
+    A delta[kTile][kScaleBlock], largest[kTile], step[kTile], inverse[kTile];
+    bf16 scale[kTile];
+    for (int b = 0; b < count; ++b)
+      largest[b] = subtract(delta[b], x + i + b * kScaleBlock, z + i + b * kScaleBlock);
+    for (int b = 0; b < count; ++b) {
+      scale[b] = scale_of<bits>(largest[b]);
+      step[b] = widen<A>(scale[b]);
+      inverse[b] = inverse_of<A>(scale[b]);
     }
-    if constexpr (encodes) encode_block(i, y, x_new);
+    memcpy(next + scales + i / kScaleBlock * sizeof *scale, scale, count * sizeof *scale);
+    for (int b = 0; b < count; ++b, i += kScaleBlock) {
+      if (scale[b].bits == kInfinite) {
+        encode_few(i, i + kScaleBlock);
+      } else {
+        encode_block(i, delta[b], step[b], inverse[b]);
+      }
+    }
   }
 
   // The same for a block that is short or not finite, number by number.
@@ -210,7 +222,14 @@ struct NarrowLoop {
     const NarrowLoop local = *this;
     Lanes<double> sum;
     OLDSGD_EACH(u, double) sum.v[u] = splat(0.0);
-    for (; i + kScaleBlock <= end; i += kScaleBlock) local.template block<mixes, encodes>(i, sum);
+    while (i + kScaleBlock <= end) {
+      const int64_t left = (end - i) / kScaleBlock;
+      const int count = static_cast<int>(left < kTile ? left : kTile);
+      if constexpr (mixes)
+        for (int b = 0; b < count; ++b) local.mix_block(i + b * kScaleBlock, sum);
+      if constexpr (encodes) local.encode_tile(i, count);
+      i += count * kScaleBlock;
+    }
     double lane[kLanes];
     memcpy(lane, &sum, sizeof lane);
     if (i < end) {

@@ -56,13 +56,61 @@ inline VF join(VD low, VD high) {
   return _mm256_set_m128(_mm256_cvtpd_ps(high), _mm256_cvtpd_ps(low));
 }
 
-// What a store to a 16-bit type leaves of v.
-inline VF rounded(const bf16*, VF v) { return bf16_bits_to_float<VF>(float_to_bf16_bits<VU>(v)); }
-inline VF rounded(const f16* p, VF v) { return _mm256_cvtph_ps(bits(p, v)); }
+// Stores results of arithmetic on numbers of p's type, and leaves in v what is stored. The low half
+// of a NaN is then zero, so that rounding to bf16 cannot make it a number.
+inline void keep(float* p, VF* v) {
+  store(p, v[0]);
+  store(p + kFloats, v[1]);
+}
+inline void keep(f16* p, VF* v) {
+  for (int u = 0; u < 2; ++u) {
+    const __m128i h = bits(p, v[u]);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + u * kFloats), h);
+    v[u] = _mm256_cvtph_ps(h);
+  }
+}
+inline __m256i rounded_up(VF v) {  // the high halves are what bf16 has
+  const __m256i u = _mm256_castps_si256(v);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+  return _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+}
+inline void keep(bf16* p, VF* v) {
+  const __m256i a = rounded_up(v[0]), b = rounded_up(v[1]);
+  const __m256i h = _mm256_packus_epi32(_mm256_srli_epi32(a, 16), _mm256_srli_epi32(b, 16));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(h, 0xd8));
+  const __m256i high = _mm256_set1_epi32(-0x10000);
+  v[0] = _mm256_castsi256_ps(_mm256_and_si256(a, high));
+  v[1] = _mm256_castsi256_ps(_mm256_and_si256(b, high));
+}
 
-// Codes as numbers, the u-th vector of them; and from the low bytes of kLanes words.
-inline VF numbers(Codes c, int u) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(u ? _mm_srli_si128(c, 8) : c));
+inline int32_t largest(VI v) {
+  const __m256i m = bit_cast<__m256i>(v);
+  __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+  h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+  return _mm_cvtsi128_si32(h);
+}
+inline int64_t largest(VL v) {
+  int64_t most = v[0];
+  for (int k = 1; k < 4; ++k) most = v[k] > most ? v[k] : most;
+  return most;
+}
+
+// Codes as numbers; and from the low bytes of kLanes words.
+template <int bits>
+inline void load_numbers(const uint8_t* p, VF* v) {
+  for (int u = 0; u < 2; ++u) {
+    if constexpr (bits == 8) {
+      const __m128i c = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + u * kFloats));
+      v[u] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(c));
+    } else {  // each code to the top of its word, and down again with its sign
+      const __m256i up = _mm256_setr_epi32(28, 24, 20, 16, 12, 8, 4, 0);
+      int32_t codes;
+      memcpy(&codes, p + u * sizeof codes, sizeof codes);
+      const __m256i c = _mm256_sllv_epi32(_mm256_set1_epi32(codes), up);
+      v[u] = _mm256_cvtepi32_ps(_mm256_srai_epi32(c, 28));
+    }
+  }
 }
 inline __m128i low_halves(VF words) {
   const __m256i w = _mm256_and_si256(_mm256_castps_si256(words), _mm256_set1_epi32(0xff));

@@ -58,12 +58,47 @@ inline VF join(VD low, VD high) {
   return _mm512_castpd_ps(_mm512_insertf64x4(both, _mm256_castps_pd(_mm512_cvtpd_ps(high)), 1));
 }
 
-// What a store to a 16-bit type leaves of v.
-inline VF rounded(const bf16*, VF v) { return bf16_bits_to_float<VF>(float_to_bf16_bits<VU>(v)); }
-inline VF rounded(const f16* p, VF v) { return _mm512_cvtph_ps(bits(p, v)); }
+// Stores results of arithmetic on numbers of p's type, and leaves in v what is stored. The low half
+// of a NaN is then zero, so that rounding to bf16 cannot make it a number.
+inline void keep(float* p, VF* v) { store(p, *v); }
+inline void keep(f16* p, VF* v) {
+  const __m256i h = bits(p, *v);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), h);
+  *v = _mm512_cvtph_ps(h);
+}
+inline void keep(bf16* p, VF* v) {
+  const __m512i u = _mm512_castps_si512(*v);
+  const __mmask16 odd = _mm512_test_epi32_mask(u, _mm512_set1_epi32(0x10000));
+  __m512i r = _mm512_add_epi32(u, _mm512_set1_epi32(0x7fff));
+  r = _mm512_mask_add_epi32(r, odd, r, _mm512_set1_epi32(1));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(r, 16)));
+  *v = _mm512_castsi512_ps(_mm512_and_si512(r, _mm512_set1_epi32(-0x10000)));
+}
 
-// Codes as numbers, the u-th vector of them; and from the low bytes of kLanes words.
-inline VF numbers(Codes c, int) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(c)); }
+inline int32_t largest(VI v) { return _mm512_reduce_max_epi32(bit_cast<__m512i>(v)); }
+inline int64_t largest(VL v) {
+  int64_t most = v[0];
+  for (int k = 1; k < 8; ++k) most = v[k] > most ? v[k] : most;
+  return most;
+}
+
+// Codes as numbers; and from the low bytes of kLanes words.
+template <int bits>
+inline void load_numbers(const uint8_t* p, VF* v) {
+  if constexpr (bits == 8) {
+    *v = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_codes<8>(p)));
+  } else {  // the table is asked for the low four bits of each word
+    const __m512i half =
+        _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 0, 4, 8, 12, 16, 20, 24, 28);
+    const __m512i word = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1);
+    const VF table = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, -8, -7, -6, -5, -4, -3, -2, -1);
+    int64_t codes;
+    memcpy(&codes, p, sizeof codes);
+    const __m512i c = _mm512_permutexvar_epi32(word, _mm512_set1_epi64(codes));
+    *v = _mm512_permutexvar_ps(_mm512_srlv_epi32(c, half), table);
+  }
+}
 inline Codes low_bytes(const VF* words) {
   return _mm512_cvtepi32_epi8(_mm512_castps_si512(words[0]));
 }

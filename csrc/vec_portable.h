@@ -64,11 +64,26 @@ inline VF join(VD low, VD high) {
             static_cast<float>(high[1])};
 }
 
-// What a store to a 16-bit type leaves of v.
+// Stores results of arithmetic on numbers of p's type, and leaves in v what is stored.
+inline VF rounded(const float*, VF v) { return v; }
 inline VF rounded(const bf16*, VF v) { return bf16_bits_to_float<VF>(float_to_bf16_bits<VU>(v)); }
 inline VF rounded(const f16*, VF v) { return f16_bits_to_float<VF>(float_to_f16_bits<VU>(v)); }
+template <class T>
+inline void keep(T* p, VF* v) {
+  for (int u = 0; u < 4; ++u) {
+    store(p + u * kFloats, v[u]);
+    v[u] = rounded(p, v[u]);
+  }
+}
 
-// Codes as numbers, the u-th vector of them; and from the low bytes of kLanes words.
+template <class V>
+inline auto largest(V v) {
+  auto most = v[0];
+  for (size_t k = 1; k < sizeof v / sizeof most; ++k) most = v[k] > most ? v[k] : most;
+  return most;
+}
+
+// Codes as numbers, the u-th vector of them, or all; and from the low bytes of kLanes words.
 #ifdef __SSE2__
 inline VF numbers(Codes c, int u) {
   const __m128i zero = _mm_setzero_si128();
@@ -96,6 +111,12 @@ inline Codes low_bytes(const VF* words) {
   return c;
 }
 #endif
+
+template <int bits>
+inline void load_numbers(const uint8_t* p, VF* v) {
+  const Codes c = load_codes<bits>(p);
+  for (int u = 0; u < 4; ++u) v[u] = numbers(c, u);
+}
 
 }  // namespace
 }  // namespace oldsgd

@@ -78,6 +78,43 @@ def copies_agree(comm: MPI.Comm, transport: MpiTransport) -> None:
     assert sum(len(s.copies) for s in streams.values()) > 0
 
 
+class Tail:
+    """The last 10 of 100 numbers are averages of which half fades."""
+
+    start = 90
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x.view(-1, 100)[0]
+        self._agents = x.numel() // 100
+
+    def passes(self) -> torch.Tensor:
+        return torch.zeros(self._agents)
+
+    def left(self, since: torch.Tensor) -> torch.Tensor:
+        return torch.full((self._agents, 10), 0.5)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(3)
+def test_the_distance_counts_running_statistics(comm: MPI.Comm) -> None:
+    graph, X = topology.from_name("ring", comm.size), rows(comm.size, 100)
+    x = X[comm.rank].clone()
+    told = []
+    mpi = MpiTransport(comm, graph, wire=Narrow(8))
+    for transport, own in ((mpi, x), (StackedTransport(graph, wire=Narrow(8)), X)):
+        transport.model, transport.tail, transport.measure_distance = own, Tail(own), True
+        found = []
+        for r in range(3):  # the first message is whole
+            transport.exchange(own, r).mix_into(own)
+            assert transport.distance is not None
+            found.append(torch.as_tensor(transport.distance).reshape(-1).clone())
+        told.append(found)
+    mpi.close()
+    for ours, theirs in zip(*told, strict=True):
+        assert ours.item() == pytest.approx(float(theirs[comm.rank]), rel=1e-9)
+    assert same(x, X[comm.rank])
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("graph", ["ring", "one-peer-ring"])
 def test_late_differences_reach_the_copies_in_order(comm: MPI.Comm, graph: str) -> None:

@@ -73,7 +73,7 @@ def test_a_plan_is_measured_kept_and_given_back(comm: MPI.Comm, mpi_tmp_path: Pa
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.max_ranks(2)
+@pytest.mark.max_ranks(4)
 def test_a_plan_for_ones_own_loop(comm: MPI.Comm) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(40, 40)

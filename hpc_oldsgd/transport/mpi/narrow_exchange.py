@@ -109,10 +109,14 @@ class NarrowFlight(MpiFlight):
         y_next = self.channel.next_y() if ahead else None
         with self._watching(x, ahead):
             distance = self._mix_body(x, y, copies, y_next)
+        if k < x.numel():
+            tail = x[k:].clone() if x_tail is not None else x[k:]
+            apart = ops.fused_mix_delta(
+                tail, y[k:], [z[k:] for z in copies], self.weights, distance=distance is not None
+            )
+            distance = None if distance is None or apart is None else distance + apart
         if x_tail is not None:
             x[k:] = x_tail
-        elif k < x.numel():
-            ops.fused_mix_delta(x[k:], y[k:], [z[k:] for z in copies], self.weights)
         if also is not None:
             self._mix_also(*also, y, copies, 0 if x_tail is None else len(x_tail))
         if distance is not None:
