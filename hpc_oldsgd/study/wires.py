@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,7 +69,7 @@ def main(options: Options) -> None:
     cells = {(p, w): cells_of(grid, options, p, w) for p in partitions for w in options.wire}
     study = Study("wires", grid, cells)
     text = [f"{setting(study.cells[0])}.", *study.state()]
-    learned = [line for (p, w), some in cells.items() for line in learning(study, some, p, w)]
+    learned = learning(study, cells)
     times: Table = [
         {"partition": p, "c": c, "wire": w, **line}
         for (p, w), some in cells.items()
@@ -107,22 +107,24 @@ def all_reduces(row: str) -> bool:
     return row.partition(":")[0] in ALL_REDUCE
 
 
-def learning(study: Study, cells: Sequence[Cell], partition: str, wire: Wire) -> Table:
-    """A line for each row and tau that really sends this wire."""
-    sent = [c for c in study.there(cells) if study.run(c).rows and not all_reduces(c.row)]
-    lines: Table = []
-    for (row, tau), same in grouped(sent, lambda cell: (cell.row, cell.tau)).items():
-        last = [study.run(cell).rows[-1] for cell in same]
-        keys = {"training loss": "train_loss", "consensus": "consensus"}
-        keys[study.grid.task.primary[0].replace("_", " ")] = study.grid.task.primary[0]
-        shown = {name: spread([end[key] for end in last]) for name, key in keys.items()}
-        lines.append({"partition": partition, "algorithm": row, "tau": tau, "wire": wire, **shown})
-    return sorted(lines, key=lambda line: (line["algorithm"], line["tau"]))
+def learning(study: Study, cells: Mapping[tuple[str, Wire], Sequence[Cell]]) -> Table:
+    """A line for each partition, row and tau; a column for each wire that really travels."""
+    key = study.grid.task.primary[0]
+    shown = {"loss": "train_loss", key.replace("_", " "): key, "consensus": "consensus"}
+    ends = []
+    for name, column in shown.items():
+        for (partition, wire), some in cells.items():
+            sent = [c for c in study.there(some) if study.run(c).rows and not all_reduces(c.row)]
+            for (row, tau), same in grouped(sent, lambda cell: (cell.row, cell.tau)).items():
+                head = {"partition": partition, "algorithm": row, "tau": tau}
+                last = [study.run(cell).rows[-1][column] for cell in same]
+                ends.append((head, f"{name}, {wire}", spread(last)))
+    return pivot(ends)
 
 
 def spread(values: Sequence[float]) -> str:
-    mean = f"{statistics.mean(values):.4g}"
-    return mean if len(values) < 2 else f"{mean} ({min(values):.4g} to {max(values):.4g})"
+    mean = f"{statistics.mean(values):.3g}"
+    return mean if len(values) < 2 else f"{mean} ({min(values):.3g} to {max(values):.3g})"
 
 
 def best(times: Table) -> Table:
