@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -144,7 +145,8 @@ def test_the_best_model_of_a_problem_is_best(problem: type) -> None:
 
 @pytest.mark.slow
 def test_weak_scaling_over_real_mpi(tmp_path: Path) -> None:
-    start = f"{shlex.quote(str(Path(sys.executable).parent / 'mpirun'))} -n {{n}}"
+    own = Path(sys.executable).parent / "mpirun"
+    start = f"{shlex.quote(os.environ.get('MPIRUN') or str(own))} -n {{n}}"
     words = ["--ranks", "2", "--rounds", "2", "--grad-seconds", "0.01", "--model-bytes", "4000"]
     study.main(["weak", *words, "--launcher", start, "--out", str(tmp_path)])
     lines = table(tmp_path / "weak" / "weak.csv")
