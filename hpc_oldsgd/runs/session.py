@@ -24,7 +24,6 @@ from ..checkpoints.mean import layout
 from ..checkpoints.store import folder_name
 from ..checkpoints.writer import Checkpoints, Policy
 from ..cli.console import Console
-from ..data import Shard
 from ..errors import Diverged, NotSaved, Stopped, UserError
 from ..runtime.flat import check_trainable
 from ..runtime.votes import Control
@@ -335,9 +334,7 @@ class Start:
             resume.take_mean(plan, *models)
         self.state = resume.read(plan, backend.part, models[0], spec.alpha)
         self.agents, self.data_of = plan.data(backend.n)
-        self.shards: list[Shard] = [
-            task.shard(self.agents[i], self.data_of, options.partition, options.seed)
-            for i in backend.here
-        ]
+        here = [self.agents[i] for i in backend.here]
+        self.shards = task.shards(here, self.data_of, options.partition, options.seed)
         task.train_sample(options.eval_samples)  # kept for the rows
         task.test_set(options.eval_samples)

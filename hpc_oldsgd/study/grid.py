@@ -40,7 +40,7 @@ class Defaults:
 DEFAULTS = {
     "digits": Defaults(0.1, 200, 0.90, 5, 300, gradients="together"),
     "logistic": Defaults(0.05, 240, 0.90, 5, 500),
-    "cifar10-small": Defaults(0.1, 3_500, 0.60, 40, 1000),
+    "cifar10-small": Defaults(0.1, 3_500, 0.60, 40, 1000, gradients="together"),
     "cifar10-vgg11": Defaults(0.01, 12_000, 0.70, 100),
     "cifar10-resnet18": Defaults(0.01, 12_000, 0.70, 100),
     "wikitext2-gpt2": Defaults(0.01, 6_000, 40.0, 100, 500, ("iid",)),

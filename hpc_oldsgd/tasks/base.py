@@ -16,7 +16,7 @@ dataclass fields become options. The trainer and the simulator use nothing but t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -119,11 +119,27 @@ class Task(ABC):
 
     def shard(self, i: int, n: int, partition: str | Partition = "iid", seed: int = 0) -> Shard:
         """Agent i's part of n, the same whichever rank asks."""
-        if not 0 <= i < n:
-            raise UserError(f"there is no agent {i} among {n}")
+        return self.shards([i], n, partition, seed)[0]
+
+    def shards(
+        self, agents: Sequence[int], n: int, partition: str | Partition = "iid", seed: int = 0
+    ) -> list[Shard]:
+        """The parts of several agents; the data is read once for all of them."""
+        for i in agents:
+            if not 0 <= i < n:
+                raise UserError(f"there is no agent {i} among {n}")
         source = self._source("train")
-        indices = parse(partition).split(source.labels, n, seed)[i]
-        return Shard(i, indices, source.rows(indices), self.batch, seed, self.collate)
+        split = parse(partition).split(source.labels, n, seed)
+        parts = [split[i] for i in agents]
+        rows = source.rows(np.concatenate(parts))
+        if len(parts) == 1:  # a copy of its own, not a view
+            return [Shard(agents[0], parts[0], rows, self.batch, seed, self.collate)]
+        ends = np.cumsum([len(part) for part in parts])[:-1]
+        columns = [np.split(a, ends) for a in rows]
+        return [
+            Shard(i, part, tuple(own), self.batch, seed, self.collate)
+            for i, part, *own in zip(agents, parts, *columns, strict=True)
+        ]
 
     def train_sample(self, size: int | None = None) -> Samples:
         """A fixed sample of the training set for f(xbar): the same on all ranks and in all runs."""

@@ -80,6 +80,20 @@ def test_a_shard_holds_a_copy_of_its_own_rows_only():
             assert np.array_equal(held, all_of_it[own.indices])
 
 
+def test_the_data_is_read_once_for_all_agents(monkeypatch):
+    task = tasks.get("digits")()
+    alone = [task.shard(i, 9, "label:0.7", 3) for i in (8, 2, 5)]
+    asked = []
+    source = task._source("train")
+    rows = source.rows
+    monkeypatch.setattr(type(source), "rows", lambda self, i: asked.append(len(i)) or rows(i))
+    for own, one in zip(task.shards([8, 2, 5], 9, "label:0.7", 3), alone, strict=True):
+        assert own.i == one.i and np.array_equal(own.indices, one.indices)
+        assert all(map(np.array_equal, own.rows, one.rows))
+        assert all(map(torch.equal, own.batch(7), one.batch(7)))
+    assert asked == [sum(map(len, alone))]
+
+
 def test_crop_and_mirror_is_the_usual_augmentation():
     images = np.random.default_rng(2).integers(0, 256, (40, 3, 32, 32), dtype=np.uint8)
     result = crop_and_mirror(images, np.random.default_rng(5))
