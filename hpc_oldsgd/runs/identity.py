@@ -21,12 +21,13 @@ from .spec import Spec
 
 ITERATES = (
     "topology", "weights", "partition", "optimizer", "momentum", "weight_decay", "buffers", "wire",
-    "seed",
+    "seed", "warmup",
 )  # fmt: skip
 PACE = ("slow", "jitter")  # how long a gradient takes
 CLOCK = ("c", "degree_aware", *PACE)  # how long anything takes in simulated time
 LATE = ("late", "late_wait", "staleness")  # with --late reuse the times decide the iterates
 DEFAULTS = json.loads(json.dumps(clean(dataclasses.asdict(SimulateOptions()))))
+OLDER_OPTIONS = {"warmup": 0}  # what a checkpoint that does not name them has
 DIFFER = {
     "W": "the mixing weights differ", "model": "the model differs", "data": "the data differs",
 }  # fmt: skip
@@ -63,7 +64,7 @@ def differences(now: dict[str, Any], then: dict[str, Any]) -> str:
             "many, or add --resume-average for a fresh start from their mean"
         )
     said = []
-    then = {**_older(now["algorithm"]), **then}
+    then = {**OLDER_OPTIONS, **_older(now["algorithm"]), **then}
     for key in {**now, **then}:
         a, b = now.get(key), then.get(key)
         if a == b or key == "download" or (key == "data" and key not in then):

@@ -22,6 +22,7 @@ from .report import Section
 OURS = ("oldsgd", "oldsgd:fragments=tau", "xoldsgd:fragments=tau")
 RIVALS = ("ldsgd", "kgt", "led", "lsgd", "cocod", "diloco", "eager_diloco", "noloco")
 PAPER = {"ldsgd": 1.64, "kgt": 1.63, "lsgd": 1.98, "lugt": 3.05}  # geometric means of the paper
+PAPER_C = (1.0, 5.0)
 Where = tuple[float, str, float]  # target, partition, c
 
 
@@ -37,6 +38,8 @@ class Options(speedup.Options):
     """Gradients that a message lasts; over MPI the network decides."""
     targets: tuple[float, ...] = ()
     """From early to late in training; --target alone if not given. A run ends at the last."""
+    alphas: tuple[float, ...] = ()
+    """Step sizes, of which each method takes its best; --alpha alone if not given."""
     pairs: str = "one-peer-exponential"
     """The graph of noloco, which talks to another agent every round."""
 
@@ -44,8 +47,11 @@ class Options(speedup.Options):
         super().__post_init__()
         if self.targets and self.target is not None:
             raise UserError("Give --targets or --target, not both.")
-        if not all(0 < goal < math.inf for goal in self.targets):
-            raise UserError("--targets must be positive numbers.")
+        if self.alphas and self.alpha is not None:
+            raise UserError("Give --alphas or --alpha, not both.")
+        for name in ("targets", "alphas"):
+            if not all(0 < number < math.inf for number in getattr(self, name)):
+                raise UserError(f"--{name} must be positive numbers.")
 
 
 def main(options: Options) -> None:
@@ -61,7 +67,10 @@ def main(options: Options) -> None:
         for c in options.clocks
     }
     best = {where: fastest(lines) for where, lines in times.items()}
-    text = [f"{setting(study.cells[0])}; tau among {comma(options.taus)}.", *study.state()]
+    among = f"tau among {comma(options.taus)}"
+    if options.alphas:
+        among += f", alpha among {comma(options.alphas)}, each method its best pair"
+    text = [f"{setting(study.cells[0])}; {among}.", *study.state()]
     sections = [
         Section(f"Time to {goal:g}", [*text, READING], shown(best, goal), f"time-{goal:g}")
         for goal in goals
@@ -81,8 +90,8 @@ READING = (
 )
 AGAINST = (
     "The rival's time over that of our fastest method, each at its best tau: geometric mean over "
-    "the partitions and c where both reach the target (how many of them). The paper's numbers are "
-    "those of OLDSGD alone, without fragments."
+    "the partitions and c where both reach the target (how many of them); the paper has c = 1 and "
+    "5. Its numbers are those of OLDSGD alone, without fragments."
 )
 
 
@@ -91,21 +100,25 @@ def cells_of(grid: Grid, options: Options, partition: str, target: float) -> lis
     more: dict[str, Any] = {"partition": partition, "agents": options.agents, "target": target}
     made = []
     for row in options.names:
-        graph: dict[str, Any] = {"topology": options.pairs} if is_noloco(row) else {}
-        made += grid.cells([row], options.taus, **more, **graph)
+        own: dict[str, Any] = {"topology": options.pairs} if is_noloco(row) else {}
+        for alpha in options.alphas or (grid.defaults.alpha,):
+            made += grid.cells([row], options.taus, **more, **own, alpha=alpha)
     return made
 
 
 def table(study: Study, cells: Sequence[Cell], goal: float, c: float) -> Table:
-    """A line for each row and tau; no time unless every seed reached the goal."""
+    """A line for each row, tau and alpha; no time unless every seed reached the goal."""
     lines: Table = []
-    for (row, tau), same in grouped(cells, lambda cell: (cell.row, cell.tau)).items():
+    groups = grouped(cells, lambda cell: (cell.row, cell.tau, cell.alpha))
+    several = len({cell.alpha for cell in cells}) > 1
+    for (row, tau, alpha), same in groups.items():
         found = [reached(study, cell, goal, c) for cell in study.there(same)]
         times = [time for time in found if time is not None]
         whole = len(times) == len(same)
         lines.append(
             {
-                "algorithm": row, "tau": tau, "time": statistics.mean(times) if whole else None,
+                "algorithm": row, "tau": tau, **({"alpha": alpha} if several else {}),
+                "time": statistics.mean(times) if whole else None,
                 "least": min(times) if whole else None, "most": max(times) if whole else None,
             }
         )  # fmt: skip
@@ -135,8 +148,9 @@ def shown(best: Best, goal: float) -> Table:
     def text(line: Record) -> str | None:
         if line["time"] is None:
             return None
-        spread = f"; {line['least']:.4g} to {line['most']:.4g}"
-        return f"{line['time']:.4g} (tau {line['tau']}{spread if spread_of(line) else ''})"
+        alpha = f", alpha {line['alpha']:g}" if "alpha" in line else ""
+        spread = f"; {line['least']:.4g} to {line['most']:.4g}" if spread_of(line) else ""
+        return f"{line['time']:.4g} (tau {line['tau']}{alpha}{spread})"
 
     return pivot(
         ({"algorithm": row}, column(partition, c), text(line))
@@ -152,11 +166,18 @@ def against(best: Best, goals: Sequence[float]) -> Table:
     for rival in rivals:
         line: Record = {"rival": rival}
         for goal in goals:
-            ratios = [r for where in best if where[0] == goal if (r := ahead(best[where], rival))]
-            mean = f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else None
-            line[f"to {goal:g}"] = mean
+            there = [where for where in best if where[0] == goal]
+            paper = [where for where in there if where[2] in PAPER_C]
+            if 0 < len(paper) < len(there):
+                line[f"to {goal:g}, c = 1, 5"] = mean_ahead(best, paper, rival)
+            line[f"to {goal:g}"] = mean_ahead(best, there, rival)
         lines.append({**line, "paper": PAPER.get(rival)})
     return lines
+
+
+def mean_ahead(best: Best, cells: Sequence[Where], rival: str) -> str | None:
+    ratios = [r for where in cells if (r := ahead(best[where], rival))]
+    return f"{statistics.geometric_mean(ratios):.2f} ({len(ratios)})" if ratios else None
 
 
 def ahead(lines: Mapping[str, Record], rival: str) -> float | None:

@@ -29,6 +29,7 @@ from .metric_rows import Rows
 from .options import RunOptions
 from .signals import Inbox
 from .target import best, met
+from .warmup import Warmup
 
 EXPLODED = 1e4  # a batch loss this many times the first one counts as diverged
 EVALUATIONS = 20
@@ -101,6 +102,8 @@ class Training:
             config, runner, self.mean, self._models(), self.control.lag, self._write
         )
         self.set_tau(runner.algorithm.tau)
+        self.warmup = Warmup([worker.optimizer for worker in workers], config.warmup)
+        self.warmup.before_round(runner.t, runner.algorithm.tau)
         runner.transport.measure_distance = True
         runner.observers.append(self._boundary)
         self._first_loss = math.nan
@@ -180,6 +183,7 @@ class Training:
         status = runner.transport.status
         status.round = runner.r
         status.set("computing")
+        self.warmup.before_round(runner.t, runner.algorithm.tau)
         if runner.r == 0:
             self._save_start()
             return

@@ -44,6 +44,8 @@ class RunOptions:
     """Test accuracy, as 0.9, or test perplexity at which the run ends before its iterations."""
     alpha: float | None = None
     """Step size; the task's own if not given (0.01 for the paper's tasks)."""
+    warmup: int = 0
+    """Iterations over which the step size grows linearly to alpha, round by round; 0 for none."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """What each agent does with its gradient."""
     momentum: float = 0.0
@@ -106,7 +108,7 @@ class RunOptions:
         positive(self, "iterations", "alpha", "target")
         if (self.iterations or 0) > MOST_ITERATIONS:
             raise UserError(f"--iterations must be at most {MOST_ITERATIONS:g}")
-        at_least(0, self, "momentum", "weight_decay", "eval_every", "seed")
+        at_least(0, self, "warmup", "momentum", "weight_decay", "eval_every", "seed")
         at_least(0, self, "checkpoint_every", "checkpoint_seconds")
         at_least(1, self, "eval_samples", "keep")
         for name in ("alpha", "momentum", "weight-decay"):

@@ -53,7 +53,7 @@ def test_killed_in_the_middle_and_resumed(mpirun: Mpirun, tmp_path: Path) -> Non
     runs = {
         "oldsgd": [*SHORT, "--momentum", "0.9"],
         "kgt": [*SHORT, "--algorithm", "kgt", "--optimizer", "adamw"],
-        "xoldsgd": [*SHORT, *IN_FRAGMENTS, "--algorithm", "xoldsgd"],
+        "xoldsgd": [*SHORT, *IN_FRAGMENTS, "--algorithm", "xoldsgd", "--warmup", "30"],
     }
     killed_and_resumed(mpirun, tmp_path, runs)
 

@@ -68,7 +68,7 @@ def test_divergence_in_the_last_step_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_from_the_start_it_is_the_same_run(tmp_path: Path, name: str) -> None:
-    words = f"{SHORT} --algorithm {name} --momentum 0.9 --jitter 0.3 --c 1.7 --keep 99"
+    words = f"{SHORT} --algorithm {name} --momentum 0.9 --warmup 21 --jitter 0.3 --c 1.7 --keep 99"
     if name.startswith("dsgd"):
         words = words.replace("--tau 2 ", "")
     run = simulated(words, tmp_path / "run")

@@ -46,6 +46,26 @@ def test_one_run_serves_all_targets(tmp_path: Path) -> None:
     assert stop.value.code == 0
 
 
+def test_each_method_takes_its_best_step_size(tmp_path: Path) -> None:
+    words = [w for w in WORDS if w not in ("--alpha", "0.05")]
+    words += [
+        "--seeds",
+        "0",
+        "--target",
+        "0.4",
+        "--alphas",
+        "0.001",
+        "0.05",
+        "--out",
+        str(tmp_path),
+    ]
+    study.main([*words, "--algorithm", "oldsgd", "ldsgd"])
+    lines = list(csv.DictReader((tmp_path / "rivals" / "times.csv").open()))
+    assert {line["alpha"] for line in lines if line["time"]} == {"0.05"}
+    assert {line["alpha"] for line in lines} == {"0.001", "0.05"}
+    assert "alpha 0.05" in (tmp_path / "rivals" / "time-0.4.csv").read_text()
+
+
 def line(time: float | None) -> dict[str, object]:
     return {"time": time, "tau": 5, "least": time, "most": time}
 
@@ -58,6 +78,9 @@ def test_our_fastest_counts_and_what_is_not_reached_is_left_out() -> None:
         (0.6, "iid", 5.0): {"oldsgd": line(8.0), "xoldsgd": line(9.0), "lsgd": line(None)},
     }
     (found,) = rivals.against(best, (0.5, 0.6))
+    slower = {(*where[:2], 20.0): lines for where, lines in best.items() if where[2] == 5.0}
+    (more,) = rivals.against({**best, **slower}, (0.5, 0.6))
+    assert more["to 0.5, c = 1, 5"] == found["to 0.5"] and more["to 0.5"] == "5.04 (3)"
     assert found == {"rival": "lsgd", "to 0.5": "4.00 (2)", "to 0.6": "0.50 (1)", "paper": 1.98}
     assert rivals.behind(best) == ["- to 0.6, iid, c = 1: lsgd takes 0.50 of our time"]
 
@@ -67,3 +90,7 @@ def test_refused() -> None:
         rivals.Options(target=0.5, targets=(0.5,))
     with pytest.raises(UserError, match="--targets must be positive"):
         rivals.Options(targets=(0.0,))
+    with pytest.raises(UserError, match="--alphas or --alpha, not both"):
+        rivals.Options(alpha=0.1, alphas=(0.1,))
+    with pytest.raises(UserError, match="--alphas must be positive"):
+        rivals.Options(alphas=(-1.0,))

@@ -87,6 +87,26 @@ def test_scaling_is_against_one_agent(out: Path) -> None:
     assert "times at 16 agents" in report and "13 times (ResNet18)" in report
 
 
+def test_scaling_tells_which_graph_is_best(out: Path) -> None:
+    graphs = ["ring", "hypercube", "exponential"]
+    words = ["--agents", "4", "9", "--tau", "2", "--rule", "linear", "--alpha", "0.02", "--c", "5"]
+    lines, report = run(out, "scaling", *words, "--topology", *graphs, "--warmup", "9")
+    known = {(line["graph"], line["agents"]): line for line in lines}
+    assert ("hypercube", "4") in known and ("hypercube", "9") not in known  # 9 is no power of 2
+    made = {json.loads(path.read_text())["agents"]: json.loads(path.read_text())["options"]
+            for path in out.glob("runs/*n9*/config.json")}  # fmt: skip
+    assert made[9]["warmup"] == 1 and "over 9 iterations" in report
+    ring, degree = list(csv.DictReader((out / "scaling" / "which.csv").open()))[-2:]
+    assert ring["clock"] == "c = 5" and degree["clock"] == "c = 5, by degree"
+    # Two neighbours of a ring take 2 x 5 where an exchange takes 5; tau = 2 hides neither.
+    assert number(ring["ring"]) / number(degree["ring"]) == pytest.approx(2, rel=0.02)
+    assert "**" in "".join(ring.values())
+
+
+def number(text: str) -> float:
+    return float(text.strip("*"))
+
+
 @pytest.mark.parametrize(
     ("words", "alpha", "iterations"),
     [
