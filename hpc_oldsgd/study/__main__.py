@@ -8,7 +8,7 @@ from .. import cli
 
 NAMES = (
     "table1", "costs", "collect", "speedup", "convergence", "scaling", "topologies", "stragglers",
-    "tau", "weak", "scale", "timeline", "rivals", "wires",
+    "tau", "weak", "scale", "timeline", "rivals", "wires", "pack",
 )  # fmt: skip
 """Each a module with Options and main(options)."""
 

@@ -37,6 +37,7 @@ from ..runs.spec import Spec
 from ..tasks import Task
 from .cells import DIVERGED, Cell, Shelf
 from .grid import StudyOptions
+from .pack import unpacked
 from .report import duration
 
 SLICE_S = 0.5  # between two looks at the processes
@@ -48,7 +49,8 @@ Progress = Callable[[int], None]
 
 def runs(cells: Sequence[Cell], options: StudyOptions, out: Path) -> dict[str, Run]:
     """The run of each cell by its key, those missing run first unless only a report is asked."""
-    places = [out / "runs", *options.also]
+    also = [place if place.is_dir() else unpacked(place) for place in options.also]
+    places = [out / "runs", *also]
     missing = unfinished(cells, Shelf(places))
     if options.dry_run and not missing:
         print(f"0 of {len({cell.key for cell in cells})} runs to go", flush=True)

@@ -70,7 +70,7 @@ class StudyOptions:
     options: str = ""
     """More options of `simulate` for every run, as --options="--batchnorm --topology torus"."""
     also: tuple[Path, ...] = ()
-    """More folders with runs that count."""
+    """More folders with runs that count, or files that `study pack` wrote."""
     mpi: bool = False
     """Run over MPI, in wall time, in place of the simulator."""
     launcher: str = "mpirun -n {n}"
@@ -92,9 +92,9 @@ class StudyOptions:
         positive(self, "alpha", "target")
         if self.mpi and "{n}" not in self.launcher:
             raise UserError(f"--launcher needs {{n}} for the number of ranks: {self.launcher!r}")
-        for folder in self.also:
-            if not folder.is_dir():
-                raise UserError(f"--also {folder}: there is no such folder.")
+        for place in self.also:
+            if not place.exists():
+                raise UserError(f"--also {place}: there is no such folder or file.")
         for row in several(getattr(self, "algorithm", None)):
             rows.check(row)
 

@@ -220,7 +220,7 @@ def test_weak_reads_what_is_there(tmp_path: Path) -> None:
         (("convergence", "--iterations", "0"), "--iterations must be at least 1"),
         (("speedup", "--alpha", "0"), "--alpha must be positive, not "),
         (("speedup", "--target", "nan"), "--target must be positive, not "),
-        (("tau", "--also", "nowhere"), "--also nowhere: there is no such folder"),
+        (("tau", "--also", "nowhere"), "--also nowhere: there is no such folder or file"),
         (("stragglers", "--factor", "0.5"), "--factor must be"),
         (("scale", "--problem", "cubic"), "--problem takes quadratic and logistic"),
         (("weak", "--ranks", "1"), "--ranks must be at least 2"),
