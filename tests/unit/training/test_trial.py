@@ -77,9 +77,11 @@ def test_more_fragments_than_the_machine_takes() -> None:
 
 
 def test_a_failed_trial_counts_for_all_wires_of_its_graph() -> None:
-    """20 ms that no wire makes shorter: seen once, they are expected of the next one."""
-    _, seen = settled(0.2, 1.5, Allowed(("ring",)))
-    assert [(one.wire, one.tau) for one in seen.tried] == [("same", 1), ("same", 3)]
+    """What no wire makes shorter, seen once, is expected of the others: they are not tried."""
+    plan, seen = settled(0.2, 1.5, Allowed(("ring",)))
+    assert [(one.wire, one.tau, one.fragments) for one in seen.tried] == [
+        ("same", 1, 1), ("same", 2, 1)]  # fmt: skip
+    assert plan.tau == 2
 
 
 def test_the_fastest_where_nothing_does_what_it_should() -> None:
