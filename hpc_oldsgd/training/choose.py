@@ -127,7 +127,9 @@ class Way:
 
     def reason(self, tau: int, floor: float, bounds: Bounds) -> str:
         told = f"a message takes {self.c:.3g} gradients"
-        if self.margin != 1:
+        if self.slower:
+            told += f", {self.padded:.3g} under gradients"
+        elif self.margin != 1:
             told += f", {self.padded:.3g} with a margin"
         if not self.hides(tau, floor):
             return told + (

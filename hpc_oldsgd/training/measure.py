@@ -33,7 +33,16 @@ from .plan import (
     parse_auto,
     size_of,
 )
-from .trial import Compute, Gradient, Trial, agreed, settle, step_seconds, untouched
+from .trial import (
+    Compute,
+    Gradient,
+    Trial,
+    agreed,
+    settle,
+    step_seconds,
+    untouched,
+    without_longest,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -243,7 +252,7 @@ def fits(wire: str, x: torch.Tensor, graph: Topology, here: int, startup: Any) -
 def gradient_seconds(
     model: nn.Module, gradient: Gradient, transport: Transport
 ) -> tuple[float, float]:
-    """Median and standard deviation of a few, while all ranks compute. Collective."""
+    """Mean and standard deviation of a few, while all ranks compute. Collective."""
     device, took = device_of(next(model.parameters()).device), []
     transport.reduce(np.zeros(1)).result()  # all start together
     begin = time.perf_counter()
@@ -255,7 +264,8 @@ def gradient_seconds(
             took.append(time.perf_counter() - start)
             if len(took) > 1 and time.perf_counter() - begin > LONG_S:
                 break
-    return median(took[1:]), float(np.std(took[1:]))
+    usual = without_longest(took[1:])  # as in a trial, which is compared with it
+    return float(np.mean(usual)), float(np.std(usual))
 
 
 def message_seconds(transport: Transport, x: torch.Tensor) -> Message:

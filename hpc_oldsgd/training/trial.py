@@ -153,9 +153,13 @@ def step_seconds(
         while runner.r < warm_up + timed:
             next(steps)
             runner.advance(x)
-    took = sorted(np.diff(marks[warm_up::period]))
-    # A mean: what is late now and then costs a run time, too. But one hiccup is no sign.
-    own = float(np.mean(took[: max(1, len(took) - 1)])) / (period * plan.tau)
+    took = without_longest(np.diff(marks[warm_up::period]).tolist())
+    own = float(np.mean(took)) / (period * plan.tau)
     slowest = float(transport.everywhere(own).result().max())
     runner.finish()
     return slowest
+
+
+def without_longest(took: list[float]) -> list[float]:
+    """For a mean: what is late now and then costs a run time, too. But one hiccup is no sign."""
+    return sorted(took)[: max(1, len(took) - 1)]

@@ -135,10 +135,17 @@ def test_whole_periods_are_timed() -> None:
     assert trial.rounds_of(Plan("ring", "same", 1, 1), GRAPHS["ring"]) == (4, 12)
 
 
+def test_one_hiccup_is_no_sign_and_two_are() -> None:
+    assert trial.without_longest([1.0, 9.0, 1.0]) == [1.0, 1.0]
+    assert trial.without_longest([9.0, 1.0, 9.0]) == [1.0, 9.0]
+    assert trial.without_longest([2.0]) == [2.0]
+
+
 def test_the_line_says_what_was_tried() -> None:
     plan, seen = settled(0.2, 0.95)
     said = measure.with_seconds(plan, seen).reason
     assert f"tried, a step takes {1e3 * seen.tried[0].step:.3g} ms with exponential same" in said
+    assert "under gradients; " in said
     assert said.endswith(f"tau = {plan.tau}, P = {plan.fragments}") and "\n" not in said
 
 
