@@ -23,9 +23,8 @@ import torch
 from hpc_oldsgd import algorithms, cli, topology
 from hpc_oldsgd.bench import overlap
 from hpc_oldsgd.bench.memory import resident
-from hpc_oldsgd.errors import UserError
 
-from .launch import WIRE, launch, slow_net_works
+from .launch import WIRE, launch, require_slow_net
 
 WARM_UP = 1
 TAU = 5
@@ -77,8 +76,7 @@ def main(options: Options) -> None:
     if options.worker:
         rank(scans[options.worker], options.worker, options.rounds)
         return
-    if not slow_net_works():
-        raise UserError("This needs a slow network of its own: root, tc and network namespaces.")
+    require_slow_net()
     results: dict[str, Any] = {}
     for axis in options.axis:
         scan = scans[axis]

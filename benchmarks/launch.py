@@ -32,6 +32,11 @@ def slow_net_works() -> bool:
     return subprocess.run(probe, capture_output=True).returncode == 0
 
 
+def require_slow_net() -> None:
+    if not slow_net_works():
+        raise UserError("This needs a slow network of its own: root, tc and network namespaces.")
+
+
 def mpirun() -> str:
     own = Path(sys.prefix) / "bin" / "mpirun"
     found = os.environ.get("MPIRUN") or (str(own) if own.exists() else shutil.which("mpirun"))
@@ -71,6 +76,18 @@ def launch(
         raise UserError(f"This failed: {' '.join([*command, *program])}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def start_rank() -> tuple[Any, Any]:
+    """In a rank that `launch` has started: the communicator, and a transport to agree over."""
+    import torch
+
+    from hpc_oldsgd import topology
+    from hpc_oldsgd.transport.mpi import MpiTransport, world
+
+    torch.set_num_threads(1)
+    comm = world()
+    return comm, MpiTransport(comm, topology.from_name("ring", comm.size))
 
 
 def library_of(mpirun: str) -> dict[str, str]:

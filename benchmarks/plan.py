@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_oldsgd import Agent, cli, make_plan, tasks, topology
+from hpc_oldsgd import Agent, cli, make_plan, tasks
 from hpc_oldsgd.algorithms import OLDSGD
 from hpc_oldsgd.data import seed_model
 from hpc_oldsgd.errors import UserError
@@ -30,7 +30,7 @@ from hpc_oldsgd.runs.backend import Stacked
 from hpc_oldsgd.runs.session import Session
 from hpc_oldsgd.training.options import SimulateOptions
 
-from .launch import launch, rate, slow_net_works
+from .launch import launch, rate, require_slow_net, start_rank
 
 Cell = tuple[str, str, int, int]  # graph, wire, tau, fragments
 GRAPHS, WIRES = ("ring", "exponential", "one-peer-exponential"), ("same", "int4")
@@ -69,8 +69,7 @@ def main(options: Options) -> None:
     if options.worker:
         rank(options)
         return
-    if not slow_net_works():
-        raise UserError("This needs a slow network of its own: root, tc and network namespaces.")
+    require_slow_net()
     given = ["--worker", "--grad-seconds", options.grad_seconds, "--seconds", options.seconds]
     nbytes = 4 * sum(p.numel() for p in tasks.get("digits")().model().parameters())
     print(
@@ -139,13 +138,9 @@ def crossing(rows: list[dict[str, Any]], target: float) -> float:
 
 
 def rank(options: Options) -> None:
-    from hpc_oldsgd.transport.mpi import MpiTransport, world
-
-    comm = world()
-    torch.set_num_threads(1)
+    comm, idle = start_rank()
     task = tasks.get("digits")()
     shard = task.shard(comm.rank, comm.size)
-    idle = MpiTransport(comm, topology.from_name("ring", comm.size))
     seed_model(0)
     model = task.model()
 

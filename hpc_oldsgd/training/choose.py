@@ -5,13 +5,16 @@ How tau and c make a round is not written down per algorithm: its schedule runs 
 clock, with the times as measured. x in P fragments is tau / P steps old when it is mixed. More
 fragments cost time for two reasons only: a short flight has less slack where gradients differ in
 length, and each message has a cost of its own.
+
+Under gradients messages take longer than alone. How much, only a trial shows (trial.py). A plan
+that failed its trial is left out, and every flight on its graph is as much longer from then on.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -27,7 +30,7 @@ from ..simulation.stacked import StackedTransport
 from ..theory import Flights, disagreement
 from ..topology import Topology
 from ..transport.base import LINE
-from .plan import Allowed, Bounds, Measured, Message, Plan, in_parts
+from .plan import Allowed, Bounds, Measured, Message, Plan, Tried, in_parts
 
 MARGIN = 1.2  # a message that competes with a gradient for cores and memory takes longer
 WORTH = 1.07  # what nothing hides may lengthen a round by so much: docs/overlap.md has why
@@ -36,6 +39,7 @@ ROUNDS = 4  # of the virtual clock, after which every schedule has found its pac
 STEPS = 400  # of the virtual clock, where gradients differ in length
 PLENTY = 64  # local steps that hide a message of one gradient's length, if any number does
 ROUNDING = 1e-6
+TRIALS, TRIALS_OF_TAU = 8, 3  # that may fail: of all plans, of those with one tau
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,12 @@ class Way:
     jitter: float = 0.0
     margin: float = MARGIN
     clock: dict[str, Any] = field(default_factory=dict)
+    slower: float = 0.0
+    """How much longer each flight takes under gradients than alone, as a trial has shown."""
 
     @property
     def padded(self) -> float:
-        return self.c * self.margin
+        return self.c * self.margin + self.algorithm.P * self.slower
 
     @property
     def floor(self) -> float:
@@ -87,10 +93,13 @@ class Way:
     def stall(self, P: int) -> float:
         return max(self.message.stall + (P - 1) * self.message.more_stall, 0.0)
 
+    def flights(self, P: int) -> float:
+        """All P of a round one after the other, alone."""
+        return max(self.c + (P - 1) * self.message.more, 0.0)
+
     def length(self, tau: int, P: int) -> float:
         """Of a round in P fragments, with jitter and what nothing hides."""
-        more = max(self.c + (P - 1) * self.message.more, 0.0)
-        at = {**self.clock, "c": more, "jitter": self.jitter}
+        at = {**self.clock, "c": self.flights(P) + P * self.slower, "jitter": self.jitter}
         tried, period = with_fragments(self.algorithm.with_tau(tau), P), self.topology.period
         count = ROUNDS + period
         if self.jitter:
@@ -101,9 +110,12 @@ class Way:
         rest = marks[ROUNDS - 1 :]
         return (rest[-1] - rest[0]) / (len(rest) - 1) + self.stall(P)
 
+    def whole(self, tau: int) -> float:
+        """A round of x whole, whose messages cost nothing of their own."""
+        return self.length(tau, 1) - self.stall(1)
+
     def lengthened(self, tau: int, P: int) -> float:
-        """Times the round of x whole whose messages cost nothing of their own."""
-        return self.length(tau, P) / (self.length(tau, 1) - self.stall(1))
+        return self.length(tau, P) / self.whole(tau)
 
     def apart(self, tau: int, P: int) -> float:
         """How far agents are apart by theory; OLDSGD's where it does not know the algorithm."""
@@ -115,7 +127,9 @@ class Way:
 
     def reason(self, tau: int, floor: float, bounds: Bounds) -> str:
         told = f"a message takes {self.c:.3g} gradients"
-        if self.margin != 1:
+        if self.slower:
+            told += f", {self.padded:.3g} under gradients"
+        elif self.margin != 1:
             told += f", {self.padded:.3g} with a margin"
         if not self.hides(tau, floor):
             return told + (
@@ -155,32 +169,71 @@ def choose(
         key: _way(algorithm, graphs[pair(key)[0]], message, measured, margin, clock)
         for key, message in measured.messages.items()
     }
+    ways = _under_gradients(ways, measured)
     asks_tau = allowed.tau.low < allowed.tau.high
     floors = {key: way.floor if asks_tau else 0.0 for key, way in ways.items()}
     least = {key: way.least_tau(allowed.tau, floors[key]) for key, way in ways.items()}
-    hiding = [key for key, tau in least.items() if ways[key].hides(tau, floors[key])]
+    hiding = {key: tau for key, tau in least.items() if ways[key].hides(tau, floors[key])}
     if not hiding:  # then the fastest
         parts = algorithm.P
-        hiding = [min(least, key=lambda key: ways[key].length(least[key], parts) / least[key])]
-    tau = min(least[key] for key in hiding)
-    found = []
-    for order, key in enumerate(least):  # wires from wide to narrow: with nothing to gain, wide
-        if key in hiding and least[key] == tau:
-            for P in candidates(algorithm.with_tau(tau), ways[key].topology, allowed):
-                found.append((ways[key].apart(tau, P), order, P, key))
-    for apart, _, P, key in sorted(found):  # noqa: B007
-        ratio = ways[key].lengthened(tau, P) if P > 1 and allowed.fragments is None else 1.0
-        if ratio <= WORTH:
-            break
+        key = min(least, key=lambda key: ways[key].length(least[key], parts) / least[key])
+        hiding = {key: least[key]}
+    best = next(_in_order(ways, hiding, measured.tried, allowed), None)
+    key, tau, P, ratio = best or _best_tried(ways, measured.tried)
     reason = [ways[key].reason(tau, floors[key], allowed.tau)] if asks_tau else []
     if len(ways) > 1:
         other = {k: t for k, t in least.items() if k != key and {*pair(k)} & {*pair(key)}}
         told = ", ".join(f"{t} with {k}" for k, t in other.items())
+        apart = ways[key].apart(tau, P)
         reason.append(f"tau would be {told}; agents are {apart:.3g} apart by theory")
     if allowed.fragments is None and in_parts(algorithm):
         jitter = f"gradients differ by {measured.jitter:.0%}, " if measured.jitter else ""
         reason.append(f"{jitter}a round takes {ratio:.3g} times what it takes in one piece")
     return Plan(*pair(key), tau, P, "; ".join(reason))
+
+
+Choice = tuple[str, int, int, float]
+"""Graph and wire, tau, fragments; and how much longer a round is than in one piece."""
+
+
+def _in_order(
+    ways: Mapping[str, Way], hiding: Mapping[str, int], tried: tuple[Tried, ...], allowed: Allowed
+) -> Iterator[Choice]:
+    """What hides, without what has failed: by tau, then by how far agents are apart."""
+    failed = failures(tried)
+    if len(failed) >= TRIALS:
+        return
+    for tau in range(min(hiding.values()), allowed.tau.high + 1):
+        if sum(one.tau == tau for one in failed) >= TRIALS_OF_TAU:
+            continue
+        found = []
+        for order, (key, way) in enumerate(ways.items()):  # wide wires first: nothing to gain
+            if hiding.get(key, math.inf) <= tau:
+                for P in candidates(way.algorithm.with_tau(tau), way.topology, allowed):
+                    if not any(one.rules_out(key, tau, P) for one in failed):
+                        found.append((way.apart(tau, P), order, P, key))
+        for _, _, P, key in sorted(found):
+            asked = P > 1 and allowed.fragments is None
+            ratio = ways[key].lengthened(tau, P) if asked else 1.0
+            if ratio <= WORTH:
+                yield key, tau, P, ratio
+
+
+def _best_tried(ways: Mapping[str, Way], tried: tuple[Tried, ...]) -> Choice:
+    """The same rule for what was seen, where nothing did what it should."""
+    fastest = min(one.step for one in tried)
+    good = [one for one in tried if one.step <= WORTH * fastest]
+    best = min(good, key=lambda one: (one.tau, ways[one.key].apart(one.tau, one.fragments)))
+    way = ways[best.key]
+    ratio = way.lengthened(best.tau, best.fragments) if best.fragments > 1 else 1.0
+    return best.key, best.tau, best.fragments, ratio
+
+
+def expected(algorithm: Algorithm, graph: Topology, measured: Measured, plan: Plan) -> float:
+    """Seconds of a step of the plan if all is hidden that can be, and nothing costs time itself."""
+    message = measured.messages[f"{plan.topology} {plan.wire}"]
+    way = _way(with_fragments(algorithm, 1), graph, message, measured, MARGIN, {})
+    return way.whole(plan.tau) / plan.tau * measured.gradient
 
 
 def check_overlaps(algorithm: Algorithm, topology: Topology, bounds: Bounds) -> None:
@@ -204,6 +257,21 @@ def _way(
     c = c_of(used, topology.n, message.seconds, measured.all_reduce) / unit
     scaled = Message(**{name: value / unit for name, value in asdict(message).items()})
     return Way(algorithm, topology, c, scaled, measured.jitter, margin, clock)
+
+
+def failures(tried: tuple[Tried, ...]) -> list[Tried]:
+    return [one for one in tried if one.longer > WORTH]
+
+
+def _under_gradients(ways: Mapping[str, Way], measured: Measured) -> dict[str, Way]:
+    """With what failed trials tell about a graph's flights: they ended when the round did."""
+    slower: dict[Topology, float] = {}
+    for one in failures(measured.tried):
+        way, P = ways[one.key], one.fragments
+        round_ = one.step * one.tau / max(measured.gradient, 1e-9)
+        each = (round_ - way.stall(P) - way.flights(P)) / P
+        slower[way.topology] = max(slower.get(way.topology, 0.0), each)
+    return {k: replace(way, slower=slower.get(way.topology, 0.0)) for k, way in ways.items()}
 
 
 def c_of(used: set[str], n: int, exchange: float, all_reduce: float) -> float:

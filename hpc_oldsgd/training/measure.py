@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -22,7 +21,7 @@ from ..topology import Topology, from_name
 from ..transport.base import Transport
 from ..transport.device import device_of
 from ..transport.narrow import Narrow, check_memory
-from .choose import check_overlaps, choose, kinds
+from .choose import check_overlaps, kinds
 from .plan import (
     ANY,
     GRAPHS,
@@ -31,9 +30,18 @@ from .plan import (
     Measured,
     Message,
     Plan,
-    from_dict,
     parse_auto,
     size_of,
+)
+from .trial import (
+    Compute,
+    Gradient,
+    Trial,
+    agreed,
+    settle,
+    step_seconds,
+    untouched,
+    without_longest,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +53,6 @@ GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up
 PARTS = 8  # of the second size of message: the two make a line
 LONG_S = 5.0  # no further gradients after as many seconds
 SLOW_S = 1.0  # one exchange is enough where it takes as long
-Gradient = Callable[[int], object]
 
 
 def make_plan(
@@ -64,10 +71,10 @@ def make_plan(
 ) -> Plan:
     """Measure and choose, before an Agent is made: the same plan on all ranks. Collective.
 
-    gradient(k) takes the k-th of a few gradients of the model; the model, its buffers and torch's
-    random numbers are then as before. `auto` narrows the choice, as train's --auto does; `graphs`
-    are others than those of that name. `factor` and `jitter` are those of agents that are made slow
-    on purpose.
+    gradient(k) takes a gradient of the model, k is 0 to 10; it is called some dozens of times. The
+    model, its buffers and torch's random numbers are then as before. `auto` narrows the choice, as
+    train's --auto does; `graphs` are others than those of that name. `factor` and `jitter` are
+    those of agents that are made slow on purpose.
 
         plan = make_plan(model, lambda k: loss_fn(model(x), y).backward())
         agent = Agent(model, optimizer, plan.apply(OLDSGD()), plan.topology, wire=plan.wire)
@@ -95,23 +102,38 @@ def make_plan(
         kind = wire_type(wire, x.dtype)
         return MpiTransport(comm, graph, wire=kind, timeout_s=timeout_s, **transport_options)
 
-    idle = make(first, wires[0])
-    seconds = gradient_seconds(model, gradient, idle)
-    ranks = idle.everywhere(*(value * factor for value in seconds)).result()
-    messages, all_reduce = all_messages(algorithm, known, wires, x, make, startup, idle)
+    compute = Compute(model, gradient, 1 + GRADIENTS, factor, jitter)
+    measured = all_times(algorithm, known, wires, x, make, startup, compute)
+
+    def trial(plan: Plan) -> float:
+        transport = make(known[plan.topology], plan.wire)
+        return step_seconds(plan, algorithm, transport, x, compute)
+
+    def decide(trial: Trial) -> Plan:
+        plan, seen = settle(algorithm, known, measured, allowed, trial)
+        return about(with_seconds(plan, seen), seen, algorithm, comm.size, model)
+
+    return agreed(startup, trial, decide)
+
+
+def all_times(
+    algorithm: Algorithm,
+    graphs: Mapping[str, Topology],
+    wires: list[str],
+    x: torch.Tensor,
+    make: Callable[[Topology, str], MpiTransport],
+    startup: Any,
+    compute: Compute,
+) -> Measured:
+    """Of gradients and messages, one after the other. Collective."""
+    idle = make(next(iter(graphs.values())), wires[0])
+    seconds = gradient_seconds(compute.model, compute.gradient, idle)
+    ranks = idle.everywhere(*(value * compute.factor for value in seconds)).result()
+    messages, all_reduce = all_messages(algorithm, graphs, wires, x, make, startup, idle)
     took, deviation = ranks.T
-    measured = Measured(
-        float(took.max()),
-        messages,
-        all_reduce,
-        int(took.argmax()),
-        float(np.hypot(np.sqrt(np.mean((deviation / took) ** 2)), jitter)),
-    )
-    text = ""
-    if comm.rank == 0:  # one rank decides: the others' cores may compute for it
-        plan = with_seconds(choose(algorithm, known, measured, allowed), measured)
-        text = json.dumps(about(plan, measured, algorithm, comm.size, model).as_dict())
-    return from_dict(json.loads(startup.gather(text)[0]))
+    spread = np.hypot(np.sqrt(np.mean((deviation / took) ** 2)), compute.jitter)
+    slowest = int(took.argmax())
+    return Measured(float(took.max()), messages, all_reduce, slowest, float(spread))
 
 
 def all_messages(
@@ -143,13 +165,18 @@ def all_messages(
 
 
 def with_seconds(plan: Plan, measured: Measured) -> Plan:
-    """The reason says first what was measured."""
+    """The reason says first what was measured, and last what was tried."""
     message = max(measured.messages[f"{plan.topology} {plan.wire}"].seconds, measured.all_reduce)
     told = (
         f"a gradient takes {short(measured.gradient)} (slowest on rank {measured.slowest}), "
         f"a message {short(message)}"
     )
-    return replace(plan, reason=f"{told}; {plan.reason}")
+    tried = [
+        f"{short(one.step)} with {one.key}, tau = {one.tau}, P = {one.fragments}"
+        for one in measured.tried
+    ]
+    seen = f"; tried, a step takes {'; '.join(tried)}" if tried else ""
+    return replace(plan, reason=f"{told}; {plan.reason}{seen}")
 
 
 def about(plan: Plan, measured: Measured, algorithm: Algorithm, n: int, model: nn.Module) -> Plan:
@@ -225,25 +252,20 @@ def fits(wire: str, x: torch.Tensor, graph: Topology, here: int, startup: Any) -
 def gradient_seconds(
     model: nn.Module, gradient: Gradient, transport: Transport
 ) -> tuple[float, float]:
-    """Median and standard deviation of a few, while all ranks compute. Collective."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    device = device_of(next(model.parameters()).device)
-    random, took = torch.get_rng_state(), []
+    """Mean and standard deviation of a few, while all ranks compute. Collective."""
+    device, took = device_of(next(model.parameters()).device), []
     transport.reduce(np.zeros(1)).result()  # all start together
     begin = time.perf_counter()
-    for k in range(1 + GRADIENTS):
-        start = time.perf_counter()
-        gradient(k)
-        device.synchronize()
-        took.append(time.perf_counter() - start)
-        if len(took) > 1 and time.perf_counter() - begin > LONG_S:
-            break
-    torch.set_rng_state(random)
-    with torch.no_grad():
-        for buffer, before in kept:
-            buffer.copy_(before)
-    model.zero_grad(set_to_none=True)
-    return median(took[1:]), float(np.std(took[1:]))
+    with untouched(model):
+        for k in range(1 + GRADIENTS):
+            start = time.perf_counter()
+            gradient(k)
+            device.synchronize()
+            took.append(time.perf_counter() - start)
+            if len(took) > 1 and time.perf_counter() - begin > LONG_S:
+                break
+    usual = without_longest(took[1:])  # as in a trial, which is compared with it
+    return float(np.mean(usual)), float(np.std(usual))
 
 
 def message_seconds(transport: Transport, x: torch.Tensor) -> Message:

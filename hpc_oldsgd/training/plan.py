@@ -121,6 +121,32 @@ class Message:
 
 
 @dataclass(frozen=True)
+class Tried:
+    """A plan that ran for a few rounds while gradients were computed."""
+
+    topology: str
+    wire: str
+    tau: int
+    fragments: int
+    step: float
+    """Seconds of one of its steps, on the slowest rank."""
+    longer: float
+    """How many times as long that is as a step whose messages are hidden wholly."""
+
+    @property
+    def key(self) -> str:
+        return f"{self.topology} {self.wire}"
+
+    def rules_out(self, key: str, tau: int, P: int) -> bool:
+        """If it failed: fewer steps, or more messages, hide no more."""
+        return key == self.key and tau <= self.tau and self.fragments <= P
+
+    def is_of(self, plan: Plan) -> bool:
+        ours = (self.topology, self.wire, self.tau, self.fragments)
+        return ours == (plan.topology, plan.wire, plan.tau, plan.fragments)
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a choice rests on; seconds, or units in the simulator."""
 
@@ -132,6 +158,8 @@ class Measured:
     slowest: int = 0
     jitter: float = 0.0
     """Relative standard deviation of a gradient's time."""
+    tried: tuple[Tried, ...] = ()
+    """In this order."""
 
 
 @dataclass(frozen=True)

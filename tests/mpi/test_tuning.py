@@ -90,6 +90,33 @@ def test_a_plan_for_ones_own_loop(comm: MPI.Comm) -> None:
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.max_ranks(4)
+@pytest.mark.parametrize("progress", ["auto", "poll"])
+@pytest.mark.parametrize("name", ["oldsgd", "xoldsgd", "kgt", "olgt", "cocod"])
+def test_a_trial_leaves_no_trace(comm: MPI.Comm, name: str, progress: str) -> None:
+    """All ranks have tried the same plans, and the model, its buffers and random numbers stay."""
+    torch.manual_seed(comm.rank)
+    model = torch.nn.Sequential(torch.nn.Linear(40, 40), torch.nn.BatchNorm1d(40))
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    random, called = torch.get_rng_state(), set[int]()
+
+    def gradient(k: int) -> None:
+        called.add(k)
+        model(torch.randn(8, 40)).sum().backward()
+
+    plan = make_plan(model, gradient, name, auto="graph=ring,wire=fp32|int4", progress=progress)
+    assert comm.allgather(plan).count(plan) == comm.size
+    assert all(one["step"] > 0 for one in plan.measured["tried"]) and plan.measured["tried"]
+    cell = (plan.topology, plan.wire, plan.tau, plan.fragments)
+    keys = ("topology", "wire", "tau", "fragments")
+    assert cell in [tuple(one[key] for key in keys) for one in plan.measured["tried"]]
+    assert called == set(range(11))
+    assert all(torch.equal(before[key], now) for key, now in model.state_dict().items())
+    assert torch.equal(random, torch.get_rng_state())
+    assert all(p.grad is None and not p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.max_ranks(4)
 @pytest.mark.usefixtures("fast_disk")
 @pytest.mark.parametrize(
     "name, more, lag",
