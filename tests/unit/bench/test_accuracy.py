@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,8 +227,7 @@ def test_the_clock_stands_between_stretches(monkeypatch: pytest.MonkeyPatch) -> 
     # 20 steps first, then 8 s each at 0.5 s a step in whole rounds of 5, and no longer than 24 s.
     assert seen[0] == [(0, 0.0), (10, 5.0), (20, 10.0)]
     assert seen[1] == [(30, 15.0), (35, 17.5)]
-    assert seen[2] == [(40, 20.0), (45, 22.5), (50, 25.0)][: len(seen[2])]
-    assert list(itertools.chain(*seen))[-1] == (50, 25.0)
+    assert seen[2:] == [[(40, 20.0), (50, 25.0)]]
 
 
 def test_copies_are_measured_as_their_mean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
