@@ -151,10 +151,9 @@ def decent_dp(load: Load, tau: int) -> Steps:
     from loguru import logger
 
     logger.remove()
-    kind: Any = type(load.optimizer)
     model = DecentralizedDataParallel(
-        load.model, lambda named: kind([p for _, p in named], lr=1e-3), topology="ring",
-        _local_world_size=1,
+        load.model, lambda named: load.make_optimizer([p for _, p in named]), topology="ring",
+        grad_clip_norm=load.clip or 0.0, _local_world_size=1,
     )  # fmt: skip
     while True:
         for k in range(tau):
@@ -173,16 +172,20 @@ def ours(
         if in_fragments:
             made = replace(made, fragments=made.tau)
         agent = Agent(load.model, load.optimizer, made, graph, wire=wire, sync=load.real)
-        try:
-            while True:
-                load.zero_grad()
-                load.gradient()
-                agent.step()
-                yield
-        finally:
-            agent.finish()
+        yield from agent_steps(load, agent)
 
     return steps
+
+
+def agent_steps(load: Load, agent: Agent) -> Steps:
+    try:
+        while True:
+            load.zero_grad()
+            load.gradient()
+            agent.step()
+            yield
+    finally:
+        agent.finish()
 
 
 PAIRS = "one-peer-ring"

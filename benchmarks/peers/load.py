@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,8 @@ SPIN_SIDE = 64  # many small products, as a model of many small ops
 class Load:
     """A model, its optimizer and its loss, fresh for every contestant."""
 
+    clip: float | None = None  # limit on the norm of a gradient
+
     def __init__(self, kind: Kind, elements: int, grad_s: float, rank: int) -> None:
         self.kind, self.elements, self.grad_s, self.rank = kind, elements, grad_s, rank
         self.products = 0  # of a spinning gradient; `calibrate` finds them
@@ -35,18 +37,19 @@ class Load:
 
     def fresh(self) -> None:
         torch.manual_seed(0)
-        self.optimizer: torch.optim.Optimizer
         if self.real:
             self.model: nn.Module = vgg11()
             self._images = torch.randn(self.batch, 3, 32, 32)
             self._labels = torch.arange(self.batch) % 10
-            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         else:
             self.model = Emulated(self)
-            self.optimizer = NoStep(self.model.parameters(), lr=1e-3)
             with torch.no_grad():
                 for p in self.model.parameters():
                     p.fill_(self.rank)
+        self.optimizer = self.make_optimizer(self.model.parameters())
+
+    def make_optimizer(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+        return (torch.optim.SGD if self.real else NoStep)(parameters, lr=1e-3)
 
     @property
     def real(self) -> bool:

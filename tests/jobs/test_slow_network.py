@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.launch import launch, slow_net_works
 from hpc_oldsgd.bench import SLOW_NET
+from support import ROOT
 
 OWN = Path(sys.prefix)
 
@@ -58,3 +59,25 @@ def test_networks_leave_nothing_behind_and_do_not_meet() -> None:
         assert [line.split()[0] for line in out.splitlines()] == ["rank0", "rank1"]
     left = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout
     assert "rank0" not in left
+
+
+@pytest.mark.root
+@pytest.mark.skipif(
+    not slow_net_works(), reason="slow_net.sh needs root, tc and network namespaces"
+)
+def test_seconds_to_a_target_are_measured_once(tmp_path: Path) -> None:
+    asked = "--ranks 2 --ratio 1 --repeats 1 --tau 5 --target 0.4 --limit 20 --give-up 0"
+    command = [sys.executable, "-m", "benchmarks.accuracy", *asked.split(), "--entry", "oldsgd",
+               "ddp", "--every", "10", "--pause", "0.5", "--output", str(tmp_path)]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    first, again = (
+        subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=100)
+        for _ in range(2)
+    )
+    assert first.returncode == 0, first.stderr
+    assert "0 of 2 cells are done" in first.stderr
+    rows = [line for line in first.stdout.splitlines() if line.startswith(("| oldsgd", "| ddp"))]
+    assert len(rows) == 2 and "not in" not in first.stdout
+    assert (tmp_path / "accuracy-digits.png").exists()
+    assert again.stdout == first.stdout
+    assert "ranks" not in again.stderr, "nothing is started again"

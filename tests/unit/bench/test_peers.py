@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import accuracy, growth
+from benchmarks import growth
 from benchmarks.launch import mpirun, rate
 from benchmarks.peers import report
 from benchmarks.peers.entries import ENTRIES
@@ -87,20 +87,6 @@ def test_laws_of_growth() -> None:
     assert growth.law("lsgd", 4, 2, 1_000_000, scan)["law_s"] == pytest.approx(6.5)
 
 
-def test_time_to_accuracy_lies_between_two_points() -> None:
-    curve = {"time": [0.0, 10.0, 20.0], "accuracy": [0.1, 0.5, 0.9]}
-    assert accuracy.reached(curve, 0.7) == pytest.approx(15.0)
-    assert accuracy.reached(curve, 0.95) is None
-    runs = [{"entry": "oldsgd", "iteration": [0, 5, 10], **curve}]
-    runs.append({**runs[0], "entry": "ddp", "time": [0.0, 20.0, 40.0]})
-    told = {"task": "digits", "ranks": 2, "tau": 5, "batch": 8, "ratio": 1.0, "target": [0.7, 0.95]}
-    text = accuracy.table(
-        {"options": told, "runs": runs, "bytes": 4, "t_g": 0.1, "network": "1mbit"}
-    )
-    assert "| oldsgd | 15.0 |  | not in 20 | | 2.000 | 0.900 after 10 steps |" in text
-    assert "| ddp | 30.0 | 2.00x | not in 40 | | 4.000 | 0.900 after 10 steps |" in text
-
-
 def test_wrong_input_is_one_line() -> None:
     from benchmarks.peers import worker
 
@@ -108,8 +94,6 @@ def test_wrong_input_is_one_line() -> None:
         cli.parse(worker.Options, ["--only", "nccl"])
     with pytest.raises(UserError, match="at least 1"):
         cli.parse(worker.Options, ["--tau", "0"])
-    with pytest.raises(UserError, match="There is no nccl"):
-        cli.parse(accuracy.Options, ["--entry", "nccl"])
 
 
 def test_a_host_whose_name_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
