@@ -48,36 +48,50 @@ OLDSGD_HD Lanes<A> load_levels(const uint8_t* codes) {
   }
 }
 
+// `raised` are levels plus the magic number: a float's low byte is then its code.
 template <int bits, class A>
-OLDSGD_HD void store_levels(uint8_t* codes, const Lanes<A>& levels) {
-  VF words[Lanes<float>::count];  // whose low bytes are the codes
-  OLDSGD_EACH(u, float) {
-    if constexpr (sizeof(A) == 8) {
-      words[u] = join(levels.v[2 * u], levels.v[2 * u + 1]);
-    } else {
-      words[u] = levels.v[u];
-    }
-    words[u] = add(words[u], splat(Whole<float>::kMagic));
+OLDSGD_HD void store_levels(uint8_t* codes, const Lanes<A>& raised) {
+  if constexpr (sizeof(A) == 4) {
+    store_codes<bits>(codes, low_bytes(raised.v));
+  } else {
+    VF words[Lanes<float>::count];
+    const auto magic = splat(Whole<A>::kMagic);
+    OLDSGD_EACH(u, float)
+    words[u] = add(join(sub(raised.v[2 * u], magic), sub(raised.v[2 * u + 1], magic)),
+                   splat(Whole<float>::kMagic));
+    store_codes<bits>(codes, low_bytes(words));
   }
-  store_codes<bits>(codes, low_bytes(words));
 }
 
-// delta = x - z of a block; returns the largest magnitude.
-template <class A, class T>
-OLDSGD_HD A subtract(A* delta, const T* x, const T* z) {
+// What lies between the two halves of an encoding, in the nearest cache: x - z of each block, its
+// largest magnitude and, where z has to be widened, z.
+template <class T, class A>
+struct Tile {
+  static constexpr bool kWidens = sizeof(T) < sizeof(A);
   using V = typename WholeLanes<A>::V;
-  V most = {};
-  for (int k = 0; k < kScaleBlock; k += kLanes) {
-    Lanes<A> a = load_lanes<A>(x + k), b = load_lanes<A>(z + k);
+
+  A delta[kTile][kScaleBlock];
+  A z[kWidens ? kTile : 1][kScaleBlock];
+  A largest[kTile];
+
+  OLDSGD_HD void take(int b, int k, const Lanes<A>& x, const Lanes<A>& y, V& most) {
+    Lanes<A> d;
     OLDSGD_EACH(u, A) {
-      a.v[u] = sub(a.v[u], b.v[u]);
-      const V m = magnitude<A, V>(a.v[u]);
+      d.v[u] = sub(x.v[u], y.v[u]);
+      const V m = magnitude<A, V>(d.v[u]);
       most = m > most ? m : most;
     }
-    store_lanes(delta + k, a, false);
+    store_lanes(delta[b] + k, d, false);
+    if constexpr (kWidens) store_lanes(z[b] + k, y, false);
   }
-  return bit_cast<A>(largest(most));
-}
+  OLDSGD_HD Lanes<A> y(int b, int k, const T* own) const {
+    if constexpr (kWidens) {
+      return load_lanes<A>(z[b] + k);
+    } else {
+      return load_lanes<A>(own + k);
+    }
+  }
+};
 
 template <class T, int bits, bool distance>
 struct NarrowLoop {
@@ -110,7 +124,10 @@ struct NarrowLoop {
     return kept(z + i, c);
   }
 
-  OLDSGD_HD void mix_block(int64_t i, Lanes<double>& sum) const {
+  // Where the result is to be encoded, the tile's block b takes what that needs: x and z are
+  // in registers here.
+  template <bool encodes>
+  OLDSGD_HD void mix_block(int64_t i, Lanes<double>& sum, Tile<T, A>& tile, int b) const {
     BlockLanes<A> y, s, e;
     for (int g = 0; g < kGroups; ++g) {
       y[g] = load_lanes<A>(z + i + g * kLanes);
@@ -127,40 +144,46 @@ struct NarrowLoop {
         }
       }
     }
+    typename Tile<T, A>::V most = {};
     for (int g = 0; g < kGroups; ++g) {
       const Lanes<A> old = load_lanes<A>(x + i + g * kLanes);
       OLDSGD_EACH(u, A) s[g].v[u] = add(old.v[u], s[g].v[u]);
-      kept(x + i + g * kLanes, s[g]);
+      s[g] = kept(x + i + g * kLanes, s[g]);
+      if constexpr (encodes) tile.take(b, g * kLanes, s[g], y[g], most);
       if constexpr (distance) add_double(sum, e[g]);
     }
+    if constexpr (encodes) tile.largest[b] = bit_cast<A>(largest(most));
+  }
+
+  OLDSGD_HD void subtract_block(int64_t i, Tile<T, A>& tile, int b) const {
+    typename Tile<T, A>::V most = {};
+    for (int k = 0; k < kScaleBlock; k += kLanes)
+      tile.take(b, k, load_lanes<A>(x + i + k), load_lanes<A>(z + i + k), most);
+    tile.largest[b] = bit_cast<A>(largest(most));
   }
 
   // The codes of a block that has this scale.
-  OLDSGD_HD void encode_block(int64_t i, const A* delta, A scale, A its_inverse) const {
-    const auto step = splat(scale), inverse = splat(its_inverse);
-    const auto magic = splat(Whole<A>::kMagic);
-    for (int g = 0; g < kGroups; ++g) {
-      const int64_t k = i + g * kLanes;
-      const Lanes<A> change = load_lanes<A>(delta + g * kLanes), y = load_lanes<A>(z + k);
-      Lanes<A> level, z_new;
+  OLDSGD_HD void encode_block(int64_t i, const Tile<T, A>& tile, int b, A scale, A one_by) const {
+    const auto step = splat(scale), inverse = splat(one_by), magic = splat(Whole<A>::kMagic);
+    for (int k = 0; k < kScaleBlock; k += kLanes) {
+      const Lanes<A> change = load_lanes<A>(tile.delta[b] + k), y = tile.y(b, k, z + i);
+      Lanes<A> raised, z_new;
       OLDSGD_EACH(u, A) {
-        level.v[u] = level_of(change.v[u], inverse, magic);
-        z_new.v[u] = add_level(y.v[u], level.v[u], step);
+        raised.v[u] = raised_level(change.v[u], inverse, magic);
+        z_new.v[u] = add_level(y.v[u], sub(raised.v[u], magic), step);
       }
-      kept(z + k, z_new);
-      store_levels<bits>(next + k * bits / 8, level);
+      kept(z + i + k, z_new);
+      store_levels<bits>(next + (i + k) * bits / 8, raised);
     }
   }
 
   // All scales of a tile come first: a scale takes two divisions, one after the other, and those of
   // many blocks run beside each other.
-  void encode_tile(int64_t i, int count) const {
-    A delta[kTile][kScaleBlock], largest[kTile], step[kTile], inverse[kTile];
+  OLDSGD_HD void encode_tile(int64_t i, int count, const Tile<T, A>& tile) const {
+    A step[kTile], inverse[kTile];
     bf16 scale[kTile];
-    for (int b = 0; b < count; ++b)
-      largest[b] = subtract(delta[b], x + i + b * kScaleBlock, z + i + b * kScaleBlock);
     for (int b = 0; b < count; ++b) {
-      scale[b] = scale_of<bits>(largest[b]);
+      scale[b] = scale_of<bits>(tile.largest[b]);
       step[b] = widen<A>(scale[b]);
       inverse[b] = inverse_of<A>(scale[b]);
     }
@@ -169,7 +192,7 @@ struct NarrowLoop {
       if (scale[b].bits == kInfinite) {
         encode_few(i, i + kScaleBlock);
       } else {
-        encode_block(i, delta[b], step[b], inverse[b]);
+        encode_block(i, tile, b, step[b], inverse[b]);
       }
     }
   }
@@ -222,12 +245,18 @@ struct NarrowLoop {
     const NarrowLoop local = *this;
     Lanes<double> sum;
     OLDSGD_EACH(u, double) sum.v[u] = splat(0.0);
+    Tile<T, A> tile;
     while (i + kScaleBlock <= end) {
       const int64_t left = (end - i) / kScaleBlock;
       const int count = static_cast<int>(left < kTile ? left : kTile);
-      if constexpr (mixes)
-        for (int b = 0; b < count; ++b) local.mix_block(i + b * kScaleBlock, sum);
-      if constexpr (encodes) local.encode_tile(i, count);
+      for (int b = 0; b < count; ++b) {
+        if constexpr (mixes) {
+          local.template mix_block<encodes>(i + b * kScaleBlock, sum, tile, b);
+        } else {
+          local.subtract_block(i + b * kScaleBlock, tile, b);
+        }
+      }
+      if constexpr (encodes) local.encode_tile(i, count, tile);
       i += count * kScaleBlock;
     }
     double lane[kLanes];

@@ -64,8 +64,12 @@ OLDSGD_HD A inverse_of(bf16 scale) {
 // The code of a difference, as a number. Adding the magic number rounds to the nearest whole one,
 // ties to even; never -0.
 template <class A>
+OLDSGD_HD A raised_level(A delta, A inverse, A magic) {
+  return add(mul(delta, inverse), magic);
+}
+template <class A>
 OLDSGD_HD A level_of(A delta, A inverse, A magic) {
-  return sub(add(mul(delta, inverse), magic), magic);
+  return sub(raised_level(delta, inverse, magic), magic);
 }
 
 template <class A>

@@ -22,6 +22,7 @@ from hpc_oldsgd.transport.mpi import MpiTransport
 from hpc_oldsgd.transport.narrow import Narrow
 from support.bits import same
 from support.faults import AskOnce
+from support.narrow_copies import copies_agree
 from support.runs import WALL_MPI, rows_of, simulated, trained
 from support.small_problems import OPTIMIZERS, backward, cnn, rows
 from support.training_loops import Loop, agent_loop, simulated_loop
@@ -65,17 +66,6 @@ OPTIONS: list[dict[str, Any]] = [
 def test_the_way_messages_move_changes_nothing(comm: MPI.Comm, options: dict[str, Any]) -> None:
     for algorithm in (OLDSGD(tau=2), OLDSGD(tau=3, fragments=3)):
         check(comm, algorithm, 4, **options)
-
-
-def copies_agree(comm: MPI.Comm, transport: MpiTransport) -> None:
-    """What every neighbour holds of this rank is this rank's own, bit for bit."""
-    assert transport.streams is not None
-    streams = transport.streams._known
-    told = comm.allgather({k: (s.z, s.copies) for k, s in streams.items()})
-    for name, stream in streams.items():
-        for j in stream.copies:
-            assert torch.equal(told[j][name][1][comm.rank], stream.z), (name, j)
-    assert sum(len(s.copies) for s in streams.values()) > 0
 
 
 class Tail:
