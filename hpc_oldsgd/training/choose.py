@@ -34,6 +34,9 @@ from .plan import Allowed, Bounds, Measured, Message, Plan, Tried, in_parts
 
 MARGIN = 1.2  # a message that competes with a gradient for cores and memory takes longer
 WORTH = 1.07  # what nothing hides may lengthen a round by so much: docs/overlap.md has why
+HOLDS = (
+    1.05  # the same in a trial: a run has an optimizer besides, and more time to get out of step
+)
 ENOUGH, TOO_MUCH = 1.05, 1.5  # a tau in use is kept between these
 ROUNDS = 4  # of the virtual clock, after which every schedule has found its pace
 STEPS = 400  # of the virtual clock, where gradients differ in length
@@ -260,7 +263,7 @@ def _way(
 
 
 def failures(tried: tuple[Tried, ...]) -> list[Tried]:
-    return [one for one in tried if one.longer > WORTH]
+    return [one for one in tried if one.longer > HOLDS]
 
 
 def _under_gradients(ways: Mapping[str, Way], measured: Measured) -> dict[str, Way]:

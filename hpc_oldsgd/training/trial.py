@@ -29,7 +29,7 @@ from .plan import Allowed, Measured, Plan, Tried
 if TYPE_CHECKING:
     from ..transport.mpi import MpiTransport, Startup
 
-WARM_UP, STEPS, ROUNDS = 4, 12, 2  # steps; at least so many steps and rounds are timed
+WARM_UP, STEPS, ROUNDS = 4, 30, 2  # steps; at least so many steps and rounds are timed
 LONG_S = 10.0  # no further trial after as many seconds, nor one that would end later
 Gradient = Callable[[int], object]
 Trial = Callable[[Plan], float]
