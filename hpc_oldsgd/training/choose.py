@@ -159,9 +159,10 @@ def choose(
     allowed: Allowed,
     *,
     margin: float = MARGIN,
+    tried_only: bool = False,
     **clock: Any,
 ) -> Plan:
-    """The plan for these measurements, and why."""
+    """The plan for these measurements, and why; of those that were tried where only they count."""
     n = next(iter(graphs.values())).n
     if n == 1:
         tau, parts = allowed.tau.low, allowed.fragments or 1
@@ -181,7 +182,8 @@ def choose(
         parts = algorithm.P
         key = min(least, key=lambda key: ways[key].length(least[key], parts) / least[key])
         hiding = {key: least[key]}
-    best = next(_in_order(ways, hiding, measured.tried, allowed), None)
+    order = _in_order(ways, hiding, measured.tried, allowed)
+    best = None if tried_only else next(order, None)
     key, tau, P, ratio = best or _best_tried(ways, measured.tried)
     reason = [ways[key].reason(tau, floors[key], allowed.tau)] if asks_tau else []
     if len(ways) > 1:

@@ -53,6 +53,8 @@ def settle(
         left = LONG_S - (time.perf_counter() - begin)
         should = expected(algorithm, graph, measured, plan)
         if should * plan.tau * sum(rounds_of(plan, graph)) > left:
+            if measured.tried:  # better what was seen than a guess that may be far off
+                plan = choose(algorithm, graphs, measured, allowed, tried_only=True)
             return plan, measured
         step = trial(plan)
         cell = (plan.topology, plan.wire, plan.tau, plan.fragments)

@@ -127,6 +127,16 @@ def test_no_trial_that_would_take_too_long() -> None:
     assert not trial.settle(OLDSGD(), one, alone(0.2), Allowed(), never)[1].tried
 
 
+def test_no_guess_where_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that took long on a busy machine makes nobody jump to the largest tau."""
+    now = iter(range(0, 1000, 6))
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: float(next(now)))
+    ring = {"ring": GRAPHS["ring"]}
+    measured, allowed = alone(0.2, ("ring",)), Allowed(("ring",))
+    plan, seen = trial.settle(OLDSGD(), ring, measured, allowed, lambda plan: 50 * GRADIENT)
+    assert len(seen.tried) == 1 and seen.tried[0].is_of(plan) and plan.tau == 1
+
+
 def test_whole_periods_are_timed() -> None:
     graph = topology.from_name("one-peer-exponential", 8)
     assert graph.period == 3
