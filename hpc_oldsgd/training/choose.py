@@ -34,6 +34,9 @@ from .plan import Allowed, Bounds, Measured, Message, Plan, Tried, in_parts
 
 MARGIN = 1.2  # a message that competes with a gradient for cores and memory takes longer
 WORTH = 1.07  # what nothing hides may lengthen a round by so much: docs/overlap.md has why
+HOLDS = (
+    1.05  # the same in a trial: a run has an optimizer besides, and more time to get out of step
+)
 ENOUGH, TOO_MUCH = 1.05, 1.5  # a tau in use is kept between these
 ROUNDS = 4  # of the virtual clock, after which every schedule has found its pace
 STEPS = 400  # of the virtual clock, where gradients differ in length
@@ -156,9 +159,10 @@ def choose(
     allowed: Allowed,
     *,
     margin: float = MARGIN,
+    tried_only: bool = False,
     **clock: Any,
 ) -> Plan:
-    """The plan for these measurements, and why."""
+    """The plan for these measurements, and why; of those that were tried where only they count."""
     n = next(iter(graphs.values())).n
     if n == 1:
         tau, parts = allowed.tau.low, allowed.fragments or 1
@@ -178,7 +182,8 @@ def choose(
         parts = algorithm.P
         key = min(least, key=lambda key: ways[key].length(least[key], parts) / least[key])
         hiding = {key: least[key]}
-    best = next(_in_order(ways, hiding, measured.tried, allowed), None)
+    order = _in_order(ways, hiding, measured.tried, allowed)
+    best = None if tried_only else next(order, None)
     key, tau, P, ratio = best or _best_tried(ways, measured.tried)
     reason = [ways[key].reason(tau, floors[key], allowed.tau)] if asks_tau else []
     if len(ways) > 1:
@@ -260,7 +265,7 @@ def _way(
 
 
 def failures(tried: tuple[Tried, ...]) -> list[Tried]:
-    return [one for one in tried if one.longer > WORTH]
+    return [one for one in tried if one.longer > HOLDS]
 
 
 def _under_gradients(ways: Mapping[str, Way], measured: Measured) -> dict[str, Way]:

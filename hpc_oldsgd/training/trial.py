@@ -29,7 +29,7 @@ from .plan import Allowed, Measured, Plan, Tried
 if TYPE_CHECKING:
     from ..transport.mpi import MpiTransport, Startup
 
-WARM_UP, STEPS, ROUNDS = 4, 12, 2  # steps; at least so many steps and rounds are timed
+WARM_UP, STEPS, ROUNDS = 4, 30, 2  # steps; at least so many steps and rounds are timed
 LONG_S = 10.0  # no further trial after as many seconds, nor one that would end later
 Gradient = Callable[[int], object]
 Trial = Callable[[Plan], float]
@@ -53,6 +53,8 @@ def settle(
         left = LONG_S - (time.perf_counter() - begin)
         should = expected(algorithm, graph, measured, plan)
         if should * plan.tau * sum(rounds_of(plan, graph)) > left:
+            if measured.tried:  # better what was seen than a guess that may be far off
+                plan = choose(algorithm, graphs, measured, allowed, tried_only=True)
             return plan, measured
         step = trial(plan)
         cell = (plan.topology, plan.wire, plan.tau, plan.fragments)

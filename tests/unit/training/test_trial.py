@@ -61,9 +61,9 @@ def test_messages_that_are_slower_under_gradients_are_hidden_still(c: float, slo
     """With the least tau of all plans that hide on this machine, though it was measured idle."""
     plan, seen = settled(c, slower)
     took = machine(c, slower)
-    assert took(plan) <= rule.WORTH * GRADIENT
+    assert took(plan) <= rule.HOLDS * GRADIENT
     every = [Plan(g, w, tau, 1) for g in GRAPHS for w in SHARE for tau in range(1, 65)]
-    least = min(one.tau for one in every if took(one) <= rule.WORTH * GRADIENT)
+    least = min(one.tau for one in every if took(one) <= rule.HOLDS * GRADIENT)
     assert least <= plan.tau <= least + 1  # the margin
     assert len(seen.tried) <= 1 + 2 * rule.TRIALS_OF_TAU
     assert [one.step for one in seen.tried if one.is_of(plan)] == [took(plan)]
@@ -91,7 +91,7 @@ def test_the_fastest_where_nothing_does_what_it_should() -> None:
     allowed = Allowed(tau=Bounds(1, 1))
     plan, seen = trial.settle(OLDSGD(), GRAPHS, alone(0.01), allowed, step)
     assert (plan.topology, plan.tau) == ("ring", 1) and len(seen.tried) == len(GRAPHS)
-    assert all(one.longer > rule.WORTH for one in seen.tried)
+    assert all(one.longer > rule.HOLDS for one in seen.tried)
 
 
 def test_gradients_that_differ_make_no_trial_fail() -> None:
@@ -102,7 +102,7 @@ def test_gradients_that_differ_make_no_trial_fail() -> None:
     plan = rule.choose(OLDSGD(), ring, measured, allowed)
     waits = rule.expected(OLDSGD(), ring["ring"], measured, plan)
     assert plan.tau == 1 and waits > rule.WORTH * GRADIENT
-    _, seen = trial.settle(OLDSGD(), ring, measured, allowed, lambda plan: 1.05 * waits)
+    _, seen = trial.settle(OLDSGD(), ring, measured, allowed, lambda plan: 1.04 * waits)
     assert len(seen.tried) == 1
 
 
@@ -127,12 +127,22 @@ def test_no_trial_that_would_take_too_long() -> None:
     assert not trial.settle(OLDSGD(), one, alone(0.2), Allowed(), never)[1].tried
 
 
+def test_no_guess_where_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that took long on a busy machine makes nobody jump to the largest tau."""
+    now = iter(range(0, 1000, 6))
+    monkeypatch.setattr(trial.time, "perf_counter", lambda: float(next(now)))
+    ring = {"ring": GRAPHS["ring"]}
+    measured, allowed = alone(0.2, ("ring",)), Allowed(("ring",))
+    plan, seen = trial.settle(OLDSGD(), ring, measured, allowed, lambda plan: 50 * GRADIENT)
+    assert len(seen.tried) == 1 and seen.tried[0].is_of(plan) and plan.tau == 1
+
+
 def test_whole_periods_are_timed() -> None:
     graph = topology.from_name("one-peer-exponential", 8)
     assert graph.period == 3
-    for tau, rounds in [(1, (6, 12)), (4, (3, 3)), (64, (3, 3))]:
+    for tau, rounds in [(1, (6, 30)), (4, (3, 9)), (64, (3, 3))]:
         assert trial.rounds_of(Plan(graph.name, "same", tau, 1), graph) == rounds
-    assert trial.rounds_of(Plan("ring", "same", 1, 1), GRAPHS["ring"]) == (4, 12)
+    assert trial.rounds_of(Plan("ring", "same", 1, 1), GRAPHS["ring"]) == (4, 30)
 
 
 def test_one_hiccup_is_no_sign_and_two_are() -> None:
