@@ -129,7 +129,8 @@ def chain_encode(
     blocks = spare.view(-1, BLOCK)
     scales.copy_(blocks.abs().amax(dim=1, keepdim=True) / TOP[bits])
     scale = scales.to(x.dtype)
-    blocks.div_(scale.clamp(min=1e-30)).round_()
+    # 1e-30 is 0 in fp16, and 0 / 0 would leave a NaN in z, which `ours` then codes with care.
+    blocks.div_(scale.clamp(min=max(1e-30, torch.finfo(x.dtype).tiny))).round_()
     if bits == 8:
         codes.copy_(spare[:n])
     else:

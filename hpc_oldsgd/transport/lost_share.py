@@ -1,9 +1,12 @@
 """How much of a difference its message loses, and a warning where ever more is lost.
 
-The lost share ||x - z - q|| / ||x - z|| is about 0.1 with 4 bits and 0.006 with 8. As long as it is
-small nothing is amiss, however large the differences. Where it is large and what is lost grows on
-and on, the rounding feeds itself. The share alone would not tell: it stays where it is, or falls,
-while the models run away from each other.
+The lost share ||x - z - q|| / ||x - z|| is about 0.1 with 4 bits and 0.006 with 8. Where it is
+large and what is lost grows, the rounding feeds itself. The share alone would not tell: it stays
+where it is, or falls, while the models run away from each other.
+
+At the border of stability even a share of 0.1 feeds itself, slowly. That is told from differences
+that grow for another reason by its length: a step size that is warmed up makes them grow by ever
+smaller factors, an instability by the same factor again and again.
 """
 
 from __future__ import annotations
@@ -22,10 +25,28 @@ WINDOW = 4  # looks that are averaged
 LARGE = 0.25  # share; no wonder if 4 bits meet differences of many magnitudes in a block
 GROWTHS = 4  # windows in a row, each with so much more lost than the one before
 GROWTH = 1.1
+SOME = 0.02  # share; with 8 bits it is less, and a run that grows would grow with fp32 too
+SPAN = 4  # windows
+LONG_GROWTHS = 4  # spans in a row; what grows linearly from 0 does so by 3, 5/3, 7/5, 9/7
+LONG_GROWTH = 1.4
 SAMPLE = 1 << 16  # numbers looked at
 REMEDY = {4: "int8", 8: "bf16"}
 
 Norms = tuple[LateNumber, LateNumber]
+
+
+@dataclass
+class Growth:
+    """How often in a row a number was larger than the last one by a factor."""
+
+    factor: float
+    last: float = 0.0
+    times: int = 0
+
+    def add(self, value: float, counts: bool) -> None:
+        grown = counts and value > self.factor * self.last > 0
+        self.times = self.times + 1 if grown else 0
+        self.last = value
 
 
 @dataclass
@@ -37,8 +58,10 @@ class Watch:
     """Of the last look: on a device, and read at the next one, so that nobody waits for it."""
     looks: list[tuple[float, float]] = field(default_factory=list)
     """Of this window: norms of the differences and of what was lost."""
-    lost: float = 0.0
-    growths: int = 0
+    windows: list[float] = field(default_factory=list)
+    """Of this span: what was lost."""
+    fast: Growth = field(default_factory=lambda: Growth(GROWTH))
+    slow: Growth = field(default_factory=lambda: Growth(LONG_GROWTH))
 
     def read(self) -> float:
         """The share, once what is lost has grown often enough; else 0."""
@@ -47,11 +70,14 @@ class Watch:
         if len(self.looks) < WINDOW:
             return 0.0
         before, lost = (sum(column) for column in zip(*self.looks, strict=True))
-        share = lost / before if before else 0.0
-        grown = share > LARGE and lost > GROWTH * self.lost > 0
-        self.growths = self.growths + 1 if grown else 0
-        self.lost, self.looks = lost, []
-        return share if self.growths >= GROWTHS else 0.0
+        share, self.looks = lost / before if before else 0.0, []
+        self.fast.add(lost, share > LARGE)
+        self.windows.append(lost)
+        if len(self.windows) == SPAN:
+            self.slow.add(sum(self.windows), share > SOME)
+            self.windows = []
+        tell = self.fast.times >= GROWTHS or self.slow.times >= LONG_GROWTHS
+        return share if tell else 0.0
 
 
 class LostShare:
@@ -88,6 +114,7 @@ class LostShare:
         self._warned = True
         warnings.warn(
             f"{self.bits} bits are too few for this run: {share:.0%} of each change is lost on the "
-            f"wire int{self.bits}, and that grows from round to round: use {REMEDY[self.bits]}",
+            f"wire int{self.bits}, and that grows from round to round: use {REMEDY[self.bits]}, "
+            "or a smaller step size if it grows there too",
             stacklevel=2,
         )

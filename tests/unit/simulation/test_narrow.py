@@ -15,6 +15,7 @@ from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.simulation.clock import Clock
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.simulation.trajectory import trajectory
+from hpc_oldsgd.training.choose import kinds
 from hpc_oldsgd.transport.late import Late
 from hpc_oldsgd.transport.narrow import Narrow
 from support.small_problems import quadratic, rows
@@ -31,7 +32,15 @@ EXCHANGING = [
     "led",
     "oled",
     "olgt",
+    "noloco",
 ]
+
+
+def test_none_that_exchanges_is_forgotten_here():
+    ring = topology.from_name("ring", 4)
+    known = {name: algorithms.get(name)() for name in algorithms.names()}
+    exchanging = {name for name, made in known.items() if "exchange" in kinds(made, ring)}
+    assert exchanging == set(EXCHANGING)
 
 
 def q(delta: np.ndarray, bits: int) -> np.ndarray:

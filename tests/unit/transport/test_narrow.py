@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 
 from hpc_oldsgd import ops, topology
+from hpc_oldsgd.algorithms import OLDSGD
 from hpc_oldsgd.checkpoints.well_formed import _streams_fit
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.launch import memory
@@ -61,8 +64,8 @@ def test_a_message_that_waits_is_not_encoded_twice():
     assert not _streams_fit({"x:0:201:float32:0:0": saved["x:0:200:float32:0:0"]}, x)
 
 
-def feed(bits: int, small: float, growth: float, messages: int = 120) -> list[str]:
-    """Blocks of one large and many small numbers that grow from message to message."""
+def feed(bits: int, small: float, size: Callable[[int], float], messages: int = 120) -> list[str]:
+    """Blocks of one large and many small numbers; those of message k are size(k) as large."""
     lost, said = LostShare(bits), []
     x = torch.zeros(640, dtype=torch.float64)
     z, message = x.clone(), torch.empty(ops.message_bytes(640, bits), dtype=torch.uint8)
@@ -72,7 +75,7 @@ def feed(bits: int, small: float, growth: float, messages: int = 120) -> list[st
         for k in range(messages):
             delta = small * torch.rand(640, generator=generator, dtype=x.dtype)
             delta[::64] = 1.0
-            x = z + delta * growth**k
+            x = z + delta * size(k)
             with lost.watching("a", x, z, 640):
                 ops.encode(x, z, message, bits)
         said = [str(one.message) for one in caught]
@@ -80,11 +83,41 @@ def feed(bits: int, small: float, growth: float, messages: int = 120) -> list[st
 
 
 def test_too_few_bits_are_told_once():
-    (said,) = feed(4, 0.07, 1.05)
-    assert "4 bits are too few for this run" in said and said.endswith("use int8")
-    assert feed(4, 0.07, 1.0) == []  # much is lost, and not ever more
-    assert feed(8, 0.07, 1.05) == []
-    assert feed(4, 1.0, 1.05) == []  # ever larger differences of which little is lost
+    (said,) = feed(4, 0.07, lambda k: 1.05**k)
+    assert "4 bits are too few for this run" in said and "use int8, or a smaller step size" in said
+    assert feed(4, 0.07, lambda k: 1.0) == []  # much is lost, and not ever more
+    assert feed(8, 0.07, lambda k: 1.05**k) == []
+    assert feed(4, 1.0, lambda k: 1.05**k) == []  # larger differences of which little is lost
+
+
+def test_slow_growth_without_an_end_is_told_too():
+    (said,) = feed(4, 1.0, lambda k: 1.01**k, 500)
+    assert "4 bits are too few for this run" in said
+    assert feed(8, 1.0, lambda k: 1.01**k, 500) == []
+    assert feed(4, 1.0, lambda k: 1e-3 + k, 2000) == []  # as a step size that is warmed up
+
+
+@pytest.mark.parametrize(("wire", "told"), [("int4", 1), ("int8", 0)])
+def test_a_run_that_4_bits_unsettle_and_8_do_not(wire, told):
+    """At the border: after tau steps nothing is left of x, so e = (W - I) z changes its sign from
+    round to round and keeps its size. What 4 bits lose makes it grow."""
+    n, d = 8, 640
+    rng = np.random.default_rng(0)
+    target, noise = rng.normal(size=(n, d)), rng.normal(size=(10, n, d))
+
+    def grad(X, k):
+        return (X - target + 0.1 * noise[k % 10]).astype(np.float32)
+
+    def apart(wire):
+        x0 = np.zeros((n, d), dtype=np.float32)
+        run = trajectory(OLDSGD(tau=5), "complete", x0, grad, 0.9, 400, batched=True, wire=wire)
+        return float(np.abs(run.X[-1] - run.mean[-1]).max())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        narrow = apart(wire)
+    assert sum("bits are too few" in str(one.message) for one in caught) == told
+    assert (narrow > 10 * apart(None)) == bool(told)
 
 
 def test_copies_that_do_not_fit_are_refused(monkeypatch, tmp_path):
