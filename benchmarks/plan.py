@@ -49,7 +49,7 @@ class Options:
     """Agents."""
     grad_seconds: float = 0.02
     """A gradient of digits and then a sleep, as if a device computed."""
-    seconds: float = 0.5
+    seconds: float = 2.0
     """How long each plan runs on each link, about."""
     loss: float = 0.3
     """The target: the training loss of the mean model."""
