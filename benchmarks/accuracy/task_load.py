@@ -79,7 +79,10 @@ def measure(copies: list[Copy], load: TaskLoad, idle: Any, scratch: Path) -> lis
     idle.barrier()
     values = np.zeros(len(copies))
     for k in range(idle.rank, len(copies), idle.n):
-        x = sum(np.load(scratch / f"{k}-{i}.npy") for i in range(idle.n)) / idle.n
+        x = (
+            sum(np.load(scratch / f"{k}-{i}.npy", allow_pickle=False) for i in range(idle.n))
+            / idle.n
+        )
         value = load.judge(torch.from_numpy(x))
         # No number at all is as far from any target as can be.
         worst = -math.inf if load.asked.primary[1] else math.inf

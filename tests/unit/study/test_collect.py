@@ -176,7 +176,8 @@ def test_a_number_in_a_table_is_the_runs_own(tmp_path: Path) -> None:
     (row,) = table(tmp_path / "runs.csv")
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     for key in ("step_s", "samples_per_s", "hidden"):
-        assert float(row[key]) == summary[key] != last[key], key
+        assert float(row[key]) == summary[key], key
+    assert summary["hidden"] != last["hidden"]  # real times may be equal: the median is a row's
     text = (tmp_path / "report.md").read_text()
     assert f"{summary['hidden']:.1%}" in text and f"{summary['step_s']:.4g}" in text
     (run / "summary.json").unlink()  # a run that is still going is summed up in the same way
