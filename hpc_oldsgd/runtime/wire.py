@@ -51,10 +51,15 @@ def check_wire(algorithm: Algorithm, wire: Wire, model: torch.dtype) -> None:
         )
 
 
-def wire_type(wire: Wire | str, model: torch.dtype) -> Wire:
-    if isinstance(wire, str) and wire not in WIRES:
-        known = "fp32, bf16, fp16, fp64, int8, int4"
+def check_name(wire: str) -> None:
+    if wire not in WIRES:
+        known = "same, fp32, bf16, fp16, fp64, int8, int4"
         raise UserError(f"there is no wire type {wire!r}; known: {known}")
+
+
+def wire_type(wire: Wire | str, model: torch.dtype) -> Wire:
+    if isinstance(wire, str):
+        check_name(wire)
     chosen = WIRES[wire] if wire is None or isinstance(wire, str) else wire
     if not isinstance(chosen, torch.dtype):
         return chosen

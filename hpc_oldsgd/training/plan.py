@@ -19,6 +19,7 @@ from ..algorithms import Algorithm
 from ..algorithms.fragments import Fragmented
 from ..errors import UserError, unknown
 from ..files import read_regular
+from ..runtime.wire import check_name
 
 ANY = "any"
 GRAPHS = ("ring", "exponential", "one-peer-exponential")
@@ -78,10 +79,14 @@ def parse_auto(text: str) -> dict[str, str]:
     """`--auto` or `--auto graph=ring,wire=fp32|bf16,tau=2-40,fragments=1` by option."""
     asked = {"topology": "|".join(GRAPHS), "wire": "|".join(WIRES), "tau": "auto",
              "fragments": "auto"}  # fmt: skip
+    said = set[str]()
     for word in text.split(",") if text != ANY else ():
         key, equals, value = word.strip().partition("=")
         if key not in KEYS:
             raise unknown("choice of --auto", key, KEYS)
+        if key in said:
+            raise UserError(f"--auto says {key} twice: write several graphs or wires as A|B")
+        said.add(key)
         if not equals or not all(value.split("|")):
             raise UserError(f"--auto {key}= leaves nothing to choose: write {key}=VALUE")
         if key == "tau":
@@ -89,6 +94,9 @@ def parse_auto(text: str) -> dict[str, str]:
             Bounds.parse(value)
         elif key == "fragments" and not (value.isdecimal() and int(value)):
             raise UserError(f"--auto fragments={value}: write one number, from 1 up")
+        elif key == "wire":
+            for name in value.split("|"):
+                check_name(name)
         asked[KEYS[key]] = value
     fragments, high = asked["fragments"], Bounds.parse(asked["tau"]).high
     if fragments != "auto" and int(fragments) > high:

@@ -70,6 +70,8 @@ def test_auto_leaves_all_and_is_narrowed() -> None:
         ("--auto wires=int4", "no choice of --auto 'wires'; did you mean wire"),
         ("--auto graph=", "leaves nothing to choose"),
         ("--auto wire=int4|", "leaves nothing to choose"),
+        ("--auto wire=int4|int3", "there is no wire type 'int3'; known: same, fp32"),
+        ("--auto graph=ring,graph=torus", "--auto says graph twice"),
         ("--auto tau=5-2", "auto:LOW-HIGH"),
         ("--auto fragments=few", "write one number"),
         ("--auto fragments=9,tau=1-4", "tau is at most 4"),
