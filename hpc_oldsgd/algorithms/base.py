@@ -33,6 +33,8 @@ class Algorithm:
     rebuilds_x: ClassVar[bool] = False
     """True if the schedule replaces x by what was sent less alpha times the gradients. Then only
     plain SGD may change x inside a round."""
+    exchanged: ClassVar[int] = 1
+    """Tensors as long as x that neighbours exchange in a round: 0 if all goes by all-reduce."""
 
     @property
     def P(self) -> int:

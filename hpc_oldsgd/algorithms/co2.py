@@ -48,6 +48,7 @@ class CO2(Algorithm):
     phi: Tensor = state()
     m: Tensor = state()
     reads_gradient: ClassVar[bool] = False
+    exchanged: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

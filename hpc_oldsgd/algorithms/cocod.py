@@ -24,6 +24,7 @@ class CoCoDSGD(Algorithm):
     """Local SGD with an overlapped all-reduce: max(tau, 2(n-1)/n c) a round."""
 
     reads_gradient: ClassVar[bool] = False
+    exchanged: ClassVar[int] = 0
 
     def schedule(self, agent: Runner) -> Schedule:
         for _ in agent.rounds():

@@ -33,6 +33,7 @@ class DGA(Algorithm):
 
     d: Tensor = state()
     reads_gradient: ClassVar[bool] = False
+    exchanged: ClassVar[int] = 0
 
     def schedule(self, agent: Runner) -> Schedule:
         self.init(d=agent.x.clone())

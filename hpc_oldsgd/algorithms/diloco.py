@@ -38,6 +38,7 @@ class OuterStep(Algorithm):
 
     m: Tensor = state()
     reads_gradient: ClassVar[bool] = False
+    exchanged: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,7 +14,7 @@ round takes max(tau, c) + c. sum_i c_i = 0 always.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -34,6 +34,7 @@ class KGT(Algorithm):
     """How much of the round's progress is kept: the paper's outer step size."""
 
     c: Tensor = state()
+    exchanged: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

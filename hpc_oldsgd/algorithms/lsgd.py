@@ -21,6 +21,7 @@ class LSGD(Algorithm):
     """Local SGD with a blocking all-reduce: tau + 2(n-1)/n c a round."""
 
     reads_gradient: ClassVar[bool] = False
+    exchanged: ClassVar[int] = 0
 
     def schedule(self, agent: Runner) -> Schedule:
         for _ in agent.rounds():

@@ -17,7 +17,7 @@ plain SGD, and well defined for any optimizer.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ class LUGT(Algorithm):
 
     y: Tensor = state()
     g_old: Tensor = state()
+    exchanged: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()

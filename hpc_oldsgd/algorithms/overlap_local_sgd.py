@@ -39,6 +39,7 @@ class OverlapLocalSGD(Algorithm):
     z: Tensor = state()
     v: Tensor = state()
     reads_gradient: ClassVar[bool] = False
+    exchanged: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -205,7 +205,8 @@ class AgentRunner(Runner):
         if isinstance(self.transport.wire, Narrow):
             hosts, i = self.transport.hosts, self.rank
             here = 1 if self.x.is_cuda else hosts.count(hosts[i])
-            check_memory(self.transport.wire, self.x, self.transport.topology, i, here)
+            tensors, graph = self.algorithm.exchanged, self.transport.topology
+            check_memory(self.transport.wire, self.x, tensors, graph, i, here)
 
     def _check_same_model(self, sync: bool) -> None:
         transport = self.transport

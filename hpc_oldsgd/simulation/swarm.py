@@ -41,7 +41,7 @@ class Swarm(Runner):
         check_wire(algorithm, transport.wire, first.dtype)
         X = torch.empty(transport.n, first.d, dtype=first.dtype, device=first.device)
         if isinstance(transport.wire, Narrow):
-            check_memory(transport.wire, X, transport.topology, -1, 1)
+            check_memory(transport.wire, X, algorithm.exchanged, transport.topology, -1, 1)
         G = torch.zeros_like(X) if algorithm.reads_gradient else None
         for i, flat in enumerate(flats):
             X[i] = flat.x

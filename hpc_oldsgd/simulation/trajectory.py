@@ -73,7 +73,7 @@ def trajectory(
     sent = wire_type(wire, X.dtype)
     check_wire(algorithm, sent, X.dtype)
     if isinstance(sent, Narrow):
-        check_memory(sent, X, topology, -1, 1)
+        check_memory(sent, X, algorithm.exchanged, topology, -1, 1)
     transport = StackedTransport(topology, clock, sent, late)
     runner = Plain(X, algorithm, transport, alpha)
     result = Trajectory(

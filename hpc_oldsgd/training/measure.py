@@ -157,7 +157,7 @@ def all_messages(
     found = {}
     for name, graph in graphs.items():
         for wire in wires:
-            if fits(wire, x, graph, here, startup):
+            if fits(wire, x, algorithm.exchanged, graph, here, startup):
                 found[f"{name} {wire}"] = message_seconds(make(graph, wire), x)
     if not found:
         raise UserError("no wire of --auto fits into the memory of this machine: allow wire=bf16")
@@ -230,14 +230,16 @@ def wires_for(names: tuple[str, ...], algorithm: Algorithm, model: torch.dtype) 
     return [found[kind] for kind in sorted(found, key=lambda kind: -bits[kind])]
 
 
-def fits(wire: str, x: torch.Tensor, graph: Topology, here: int, startup: Any) -> bool:
+def fits(
+    wire: str, x: torch.Tensor, tensors: int, graph: Topology, here: int, startup: Any
+) -> bool:
     """Whether all machines have room for a narrow wire's copies. Collective."""
     kind = wire_type(wire, x.dtype)
     if not isinstance(kind, Narrow):
         return True
 
     def look() -> None:
-        check_memory(kind, x, graph, startup.comm.rank, here)
+        check_memory(kind, x, tensors, graph, startup.comm.rank, here)
 
     try:
         startup.check(look)

@@ -142,15 +142,19 @@ class Stream:
         self.read_tail(j, message)
 
 
-def check_memory(wire: Narrow, x: torch.Tensor, topology: Topology, rank: int, here: int) -> None:
+def check_memory(
+    wire: Narrow, x: torch.Tensor, tensors: int, topology: Topology, rank: int, here: int
+) -> None:
     """Refuses public copies that the machine has no room for; `here` ranks share it.
 
-    Of a rank below 0: of all agents in one process, which need no neighbours' copies.
+    A round exchanges so many tensors. Of a rank below 0: of all agents in one process, which need
+    no neighbours' copies.
     """
     phases = range(topology.period)
-    models = len(phases)
+    each = len(phases)
     if rank >= 0:
-        models += sum(len(topology.neighbours(rank, phase)) for phase in phases)
+        each += sum(len(topology.neighbours(rank, phase)) for phase in phases)
+    models = each * tensors
     need = models * x.numel() * x.element_size() * here
     free = torch.cuda.mem_get_info(x.device)[0] if x.is_cuda else memory_available()
     if free is not None and need > free:

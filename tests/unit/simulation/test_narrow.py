@@ -43,6 +43,20 @@ def test_none_that_exchanges_is_forgotten_here():
     assert exchanging == set(EXCHANGING)
 
 
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("name", algorithms.names())
+def test_the_copies_of_all_that_is_exchanged_are_counted(name, tau):
+    """What the memory check rests on: public copies of so many tensors, for each phase."""
+    X = rows(4, 960)
+    algorithm = algorithms.near_tau(name, tau)
+    transport = StackedTransport(topology.from_name("one-peer-ring", 4), wire=Narrow(8))
+    runner = Plain(X, algorithm, transport, 0.01)
+    runner.start()
+    while runner.r < 4:
+        runner.advance(torch.zeros_like(X))
+    assert transport.streams.held_bytes == 2 * algorithm.exchanged * X.nbytes
+
+
 def q(delta: np.ndarray, bits: int) -> np.ndarray:
     """Q of one agent's difference, literally: blocks, the largest magnitude is the top level."""
     top, out = delta.dtype.type(2 ** (bits - 1) - 1), np.zeros_like(delta)
