@@ -37,7 +37,9 @@ def test_the_last_checkpoint_is_there_before_the_closing_test(
     assert there[-2:] == [True, True] and not there[0]  # training sample and test set
 
 
-@pytest.mark.parametrize("more", ["", "--late reuse --staleness 3 --algorithm ldsgd"])
+@pytest.mark.parametrize(
+    "more", ["", "--wire int4 --tau 5", "--late reuse --staleness 3 --algorithm ldsgd"]
+)
 def test_divergence_in_the_last_round_is_noticed(tmp_path: Path, more: str) -> None:
     """Nobody counts a vote after the last boundary, so there all open ones are counted."""
     words = f"--task logistic --agents 2 --tau 10 --iterations 10 --alpha 1e20 {more}"

@@ -18,6 +18,7 @@ from hpc_oldsgd.simulation.clock import Clock
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.simulation.trajectory import trajectory
 from hpc_oldsgd.transport.late import Edges, Late, decide
+from hpc_oldsgd.transport.narrow import Narrow
 from support.small_problems import quadratic, random_topologies, rows
 
 
@@ -107,7 +108,7 @@ def run(algorithm, graph, x0, grad, rounds, late, *, wire=None, clock: dict[str,
     wait=st.sampled_from([0.0, 0.3, 2.0]),
     staleness=st.integers(1, 3),
     form=st.sampled_from(["delta", "gradient"]),
-    wire=st.sampled_from([None, torch.bfloat16]),
+    wire=st.sampled_from([None, torch.bfloat16, Narrow(8), Narrow(4)]),
 )
 def test_the_mean_follows_plain_sgd_whoever_is_late(n, tau, seed, wait, staleness, form, wire):
     """The identity of the paper, round by round, and the literal update with the W that was."""
@@ -143,13 +144,15 @@ def test_the_mean_follows_plain_sgd_whoever_is_late(n, tau, seed, wait, stalenes
             np.testing.assert_allclose(X[r + 1], W @ X[r] - alpha * g[r].sum(0), atol=1e-9)
 
 
-def test_a_narrow_wire_keeps_the_mean_exactly_with_edges_left_out():
+@pytest.mark.parametrize("wire", [torch.bfloat16, Narrow(8), Narrow(4)], ids=str)
+def test_a_narrow_wire_keeps_the_mean_exactly_with_edges_left_out(wire):
     """Whole numbers: every sum and product is exact, though the wire rounds and agents are late."""
     n = 6
     W = np.eye(n) / 2 + (np.roll(np.eye(n), 1, 1) + np.roll(np.eye(n), -1, 1)) / 4
-    X = torch.from_numpy(np.random.default_rng(1).integers(-5000, 5000, (n, 33)) * 16.0).float()
+    X = torch.from_numpy(np.random.default_rng(1).integers(-5000, 5000, (n, 33)) * 16.0)
+    X = X if isinstance(wire, Narrow) else X.float()  # fp64 holds codes times scales
     clock = Clock(n, 1.0, speed=np.array([1, 1, 0.2, 1, 1, 1.0]))
-    transport = StackedTransport(topology.from_matrix(W), clock, torch.bfloat16, Late(0.0))
+    transport = StackedTransport(topology.from_matrix(W), clock, wire, Late(0.0))
     total = X.double().sum(0)
     for round in range(2):
         flight = transport.exchange(X, round)

@@ -16,10 +16,12 @@ from hpc_oldsgd.runtime.plain import Plain
 from hpc_oldsgd.simulation.clock import Clock
 from hpc_oldsgd.simulation.stacked import StackedTransport
 from hpc_oldsgd.simulation.trajectory import trajectory
+from hpc_oldsgd.transport.narrow import Narrow
 from support.memory import tensor_bytes
 from support.small_problems import quadratic, random_topologies, rows
 
 HALVES = [torch.bfloat16, torch.float16]
+DIFFERENCES = [Narrow(8), Narrow(4)]
 
 
 @settings(max_examples=60)
@@ -28,7 +30,7 @@ HALVES = [torch.bfloat16, torch.float16]
     tau=st.integers(1, 5),
     seed=st.integers(0, 10**6),
     dtype=st.sampled_from([np.float32, np.float64]),
-    wire=st.sampled_from([None, *HALVES]),
+    wire=st.sampled_from([None, *HALVES, *DIFFERENCES]),
     form=st.sampled_from(["delta", "gradient"]),
 )
 def test_the_mean_follows_plain_sgd(n, tau, seed, dtype, wire, form):
@@ -76,6 +78,21 @@ def test_a_narrow_wire_keeps_the_mean_exactly(n, seed, wire):
         transport.exchange(X, round).mix_into(X)
         assert torch.equal(X.double().sum(0), total)
     assert n == 1 or not torch.equal(before, X)
+
+
+@settings(max_examples=40)
+@given(n=st.integers(1, 10), seed=st.integers(0, 10**6), wire=st.sampled_from(DIFFERENCES))
+def test_differences_keep_the_mean_exactly(n, seed, wire):
+    """A scale has 8 bits, so that fp64 holds every sum and product, whatever the codes lose."""
+    rng = np.random.default_rng(seed)
+    X = torch.from_numpy(rng.integers(-5000, 5000, (n, 133)) * 16.0)
+    X[:, 70] *= 2.0**7
+    transport = StackedTransport(topology.from_matrix([cycle(n, rng) for _ in range(2)]), wire=wire)
+    start, total = X.clone(), X.sum(0)
+    for round in range(6):
+        transport.exchange(X, round).mix_into(X)
+        assert torch.equal(X.sum(0), total)
+    assert n == 1 or not torch.equal(start, X)
 
 
 def test_replacing_x_by_what_was_sent_would_lose_the_mean():
