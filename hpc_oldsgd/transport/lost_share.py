@@ -6,7 +6,8 @@ where it is, or falls, while the models run away from each other.
 
 At the border of stability even a share of 0.1 feeds itself, slowly. That is told from differences
 that grow for another reason by its length: a step size that is warmed up makes them grow by ever
-smaller factors, an instability by the same factor again and again.
+smaller factors, an instability by the same factor again and again. If the factor is large, that is
+seen soon.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ LARGE = 0.25  # share; no wonder if 4 bits meet differences of many magnitudes i
 GROWTHS = 4  # windows in a row, each with so much more lost than the one before
 GROWTH = 1.1
 SOME = 0.02  # share; with 8 bits it is less, and a run that grows would grow with fp32 too
+STEEPS = 5  # windows in a row, each with more lost by a larger factor
+STEEP = 1.55  # what grows as k^2 from 0 does so by 7, 2.7, 1.9, 1.7, 1.5
 SPAN = 4  # windows
 LONG_GROWTHS = 4  # spans in a row; what grows linearly from 0 does so by 3, 5/3, 7/5, 9/7
 LONG_GROWTH = 1.4
@@ -61,6 +64,7 @@ class Watch:
     windows: list[float] = field(default_factory=list)
     """Of this span: what was lost."""
     fast: Growth = field(default_factory=lambda: Growth(GROWTH))
+    steep: Growth = field(default_factory=lambda: Growth(STEEP))
     slow: Growth = field(default_factory=lambda: Growth(LONG_GROWTH))
 
     def read(self) -> float:
@@ -72,12 +76,13 @@ class Watch:
         before, lost = (sum(column) for column in zip(*self.looks, strict=True))
         share, self.looks = lost / before if before else 0.0, []
         self.fast.add(lost, share > LARGE)
+        self.steep.add(lost, share > SOME)
         self.windows.append(lost)
         if len(self.windows) == SPAN:
             self.slow.add(sum(self.windows), share > SOME)
             self.windows = []
-        tell = self.fast.times >= GROWTHS or self.slow.times >= LONG_GROWTHS
-        return share if tell else 0.0
+        tell = self.fast.times >= GROWTHS or self.steep.times >= STEEPS
+        return share if tell or self.slow.times >= LONG_GROWTHS else 0.0
 
 
 class LostShare:

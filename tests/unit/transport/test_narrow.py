@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hpc_oldsgd import ops, topology
-from hpc_oldsgd.algorithms import OLDSGD
+from hpc_oldsgd.algorithms import LED, OLDSGD
 from hpc_oldsgd.checkpoints.well_formed import _streams_fit
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.launch import memory
@@ -87,7 +87,7 @@ def test_too_few_bits_are_told_once():
     assert "4 bits are too few for this run" in said and "use int8, or a smaller step size" in said
     assert feed(4, 0.07, lambda k: 1.0) == []  # much is lost, and not ever more
     assert feed(8, 0.07, lambda k: 1.05**k) == []
-    assert feed(4, 1.0, lambda k: 1.05**k) == []  # larger differences of which little is lost
+    assert feed(4, 1.0, lambda k: 1.02**k) == []  # larger differences of which little is lost
 
 
 def test_slow_growth_without_an_end_is_told_too():
@@ -95,6 +95,27 @@ def test_slow_growth_without_an_end_is_told_too():
     assert "4 bits are too few for this run" in said
     assert feed(8, 1.0, lambda k: 1.01**k, 500) == []
     assert feed(4, 1.0, lambda k: 1e-3 + k, 2000) == []  # as a step size that is warmed up
+
+
+def test_steep_growth_is_told_soon():
+    (said,) = feed(4, 1.0, lambda k: 1.05**k)
+    assert "4 bits are too few for this run" in said
+    assert feed(8, 1.0, lambda k: 1.05**k) == []
+    assert (
+        feed(4, 1.0, lambda k: 1e-3 + k * k, 200) == []
+    )  # faster than a warm-up, and slower later
+
+
+@pytest.mark.parametrize(("wire", "told"), [("int4", 1), ("int8", 0)])
+def test_led_with_4_bits_is_told_of_before_it_is_far(wire, told):
+    """Its correction adds up what 4 bits lose; fp32 and 8 bits bring the agents together."""
+    n, d = 8, 640
+    x0 = rows(n, d).double().numpy()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run = trajectory(LED(tau=1), "one-peer-ring", x0, quadratic(n, d), 0.02, 240, wire=wire)
+    assert sum("bits are too few" in str(one.message) for one in caught) == told
+    assert (float(np.abs(run.X[-1] - run.mean[-1]).max()) > 100) == bool(told)
 
 
 @pytest.mark.parametrize(("wire", "told"), [("int4", 1), ("int8", 0)])
@@ -127,11 +148,17 @@ def test_copies_that_do_not_fit_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "CGROUP", tmp_path)
     ring, pairs = (topology.from_name(name, 4) for name in ("ring", "one-peer-exponential"))
     x = torch.zeros(1000)
-    check_memory(Narrow(4), x, ring, 0, 3)  # three copies for each of three ranks: 36 kB
+    check_memory(Narrow(4), x, 1, ring, 0, 3)  # three copies for each of three ranks: 36 kB
     with pytest.raises(UserError, match="keeps 4 copies of the model, "):
-        check_memory(Narrow(4), x, pairs, 0, 3)
+        check_memory(Narrow(4), x, 1, pairs, 0, 3)
+    with pytest.raises(UserError, match="keeps 6 copies of the model, "):
+        check_memory(Narrow(4), x, 2, ring, 0, 3)  # as many of K-GT's second tensor
     with pytest.raises(UserError, match="use bf16, or a graph of fewer neighbours or phases"):
         trajectory("oldsgd", pairs, rows(4, 9000).numpy(), quadratic(4, 9000), 0.1, 1, wire="int8")
+    with pytest.raises(UserError, match="keeps 2 copies of the model, "):
+        trajectory("kgt", ring, rows(4, 1500).numpy(), quadratic(4, 1500), 0.1, 1, wire="int8")
+    trajectory("oldsgd", ring, rows(4, 1500).numpy(), quadratic(4, 1500), 0.1, 1, wire="int8")
+    trajectory("lsgd", ring, rows(4, 9000).numpy(), quadratic(4, 9000), 0.1, 1, wire="int8")
     monkeypatch.setattr(memory, "MEMINFO", tmp_path / "none")
-    check_memory(Narrow(4), x, pairs, 0, 10**9)
+    check_memory(Narrow(4), x, 1, pairs, 0, 10**9)
     assert narrow.memory_available() is None
