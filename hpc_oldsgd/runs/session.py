@@ -84,6 +84,8 @@ class Session:
         self.runner = backend.make_runner(self.models, optimizers, algorithm, self.topology)
         history, folder = self._open_folder(start.state)
         with backend.alone():
+            if console.prog and self.runner.transport.streams is not None:
+                self.runner.transport.streams.lost.tell = console.warn
             self.report = Report(console, folder)
             # An agent that may run ahead of its neighbours must not wait for their votes instead.
             late = spec.options.late_policy()

@@ -13,7 +13,7 @@ seen soon.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -90,6 +90,8 @@ class LostShare:
         self.bits = bits
         self.here = True
         """Whether this process looks and warns."""
+        self.tell: Callable[[str], None] = warnings.warn
+        """A command shows warnings in its own way."""
         self._warned = False
         self._watches: dict[str, Watch] = {}
 
@@ -117,9 +119,8 @@ class LostShare:
 
     def _warn(self, share: float) -> None:
         self._warned = True
-        warnings.warn(
+        self.tell(
             f"{self.bits} bits are too few for this run: {share:.0%} of each change is lost on the "
             f"wire int{self.bits}, and that grows from round to round: use {REMEDY[self.bits]}, "
-            "or a smaller step size if it grows there too",
-            stacklevel=2,
+            "or a smaller step size if it grows there too"
         )

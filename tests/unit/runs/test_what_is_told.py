@@ -47,3 +47,13 @@ def test_measuring_is_not_training(tmp_path: Path) -> None:
     }  # fmt: skip
     told = "6.7 s for 20 iterations; 2.0 s without measuring and saving"
     assert told in summary_lines(summary, tmp_path)
+
+
+def test_a_command_says_that_4_bits_are_too_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a line of its own, once. LED spoils this run, and is told of before it explodes."""
+    words = "--task digits --algorithm led --tau 1 --agents 4 --iterations 120 --wire int4"
+    simulated(f"{words} --eval-samples 20 --threads 1", tmp_path / "run")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "too few" in line]
+    assert line.startswith("hpc_oldsgd.simulate: warning: 4 bits are too few for this run: ")
