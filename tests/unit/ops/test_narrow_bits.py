@@ -189,9 +189,10 @@ def test_a_huge_number_takes_its_block_and_a_tiny_one_waits(bits: int) -> None:
 
 @native
 @widths
-def test_the_number_of_threads_changes_no_bit(bits: int) -> None:
-    c = narrow_inputs.case(torch.float32, bits, 300_007, 2)
-    rows = torch.randn(3, 100_003)
+@models
+def test_the_number_of_threads_changes_no_bit(model: torch.dtype, bits: int) -> None:
+    c = narrow_inputs.case(model, bits, 300_007, 2)
+    rows = torch.randn(3, 100_003).to(model)
     results = []
     for threads in (1, 2, 3, 7):
         torch.set_num_threads(threads)
@@ -199,7 +200,9 @@ def test_the_number_of_threads_changes_no_bit(bits: int) -> None:
         d2 = run(a, native=True)
         q = torch.empty(3, ops.message_bytes(100_003, bits), dtype=torch.uint8)
         ops.encode(rows, z, q, bits)
-        results.append((d2, *a.tensors(), z, q))
+        sent = z.clone()
+        ops.decode_add(z, q, bits)
+        results.append((d2, *a.tensors(), sent, z, q))
     assert all(same(result, results[0]) for result in results[1:])
 
 
