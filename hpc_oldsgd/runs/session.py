@@ -204,6 +204,8 @@ class Session:
     def _make_title(self) -> str:
         spec, algorithm = self.spec, self.runner.algorithm
         parts = f"P = {algorithm.P}, " if algorithm.P > 1 else ""
+        wire = spec.options.wire
+        parts += f"wire {wire}, " if wire != "same" else ""
         return (
             f"{algorithm.name}, {self.topology.name}, n = {self.backend.n}, tau = {algorithm.tau}, "
             f"{parts}{self.backend.title}alpha = {spec.alpha:g}, {spec.task.name}, "

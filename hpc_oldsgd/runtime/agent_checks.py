@@ -48,6 +48,11 @@ def check_options(options: dict[str, Any], algorithm: Algorithm, transport: type
     for name, value in options.items():
         if name in known:
             continue
+        if name in ("auto", "plan"):
+            raise UserError(
+                f"Agent has no option {name!r}: hpc_oldsgd.make_plan(model, gradient) measures and "
+                "chooses graph, wire, tau and fragments for it (docs/plan.md)"
+            )
         own = type(algorithm)
         every = [own, *(cls for cls in registry().values() if cls is not own)]
         cls = next((c for c in every if name in {f.name for f in fields(c) if f.init}), None)

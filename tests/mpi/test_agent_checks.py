@@ -276,6 +276,7 @@ def test_spectral_norms_vectors_stay_each_ranks_own(comm, kind):
 BAD: dict[str, Any] = {
     r"Agent has no option 'tau'.*algorithm=OLDSGD\(tau=5\)": {"tau": 5},
     r"Agent has no option 'form'.*algorithm=OLDSGD\(form='delta'\)": {"form": "delta"},
+    r"Agent has no option 'auto': hpc_oldsgd.make_plan\(": {"auto": True},
     "Agent has no option 'progres'; did you mean progress": {"progres": "poll"},
     r"OLDSGD is a class: pass OLDSGD\(\)": {"algorithm": OLDSGD},
     "algorithm is a name or an Algorithm, not int": {"algorithm": 5},

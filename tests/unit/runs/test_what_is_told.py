@@ -19,10 +19,12 @@ def test_iterations_that_end_inside_a_round(
 ) -> None:
     simulated(f"{SMALL} --iterations 3", tmp_path / "three")
     told = capsys.readouterr()
+    assert "tau = 2, c = 1, alpha" in told.out
     assert "--iterations 3 ends inside a round of tau = 2: the run takes 4" in told.err
     assert "iteration 4/4 " in told.out
-    simulated(f"{SMALL} --iterations 4", tmp_path / "four")
-    assert "ends inside" not in capsys.readouterr().err
+    simulated(f"{SMALL} --iterations 4 --wire int8", tmp_path / "four")
+    told = capsys.readouterr()
+    assert "ends inside" not in told.err and "tau = 2, wire int8, c = 1, alpha" in told.out
 
 
 def test_the_clock_goes_on_after_a_resume(
