@@ -9,10 +9,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from . import replay, rows, speedup
+from . import figures, replay, rows, speedup
 from .cells import Cell
 from .collect import Record, Table, first, grouped, pivot
 from .grid import Grid
@@ -75,7 +76,13 @@ def main(options: Options) -> None:
         for goal in goals
     ]
     sections += [
-        Section("Ours against each rival", [AGAINST], against(best, goals), "against"),
+        Section(
+            "Ours against each rival",
+            [AGAINST],
+            against(best, goals),
+            "against",
+            draw(best, study.out),
+        ),
         Section("Where a rival is ahead", behind(best)),
         Section("All times", ["Every method and tau."], all_times(times), "times"),
         study.beside([], options.taus),
@@ -129,6 +136,22 @@ def reached(study: Study, cell: Cell, goal: float, c: float) -> float | None:
 
 def is_ours(row: str) -> bool:
     return rows.algorithm(row) in ("oldsgd", "xoldsgd")
+
+
+def draw(best: Best, out: Path) -> list[Path]:
+    """Time to a target against c, a panel for each target and partition."""
+    panels = []
+    for (goal, partition), wheres in grouped(best, lambda where: where[:2]).items():
+        table = [
+            {"algorithm": row, "c": c, "time": line["time"]}
+            for _, _, c in wheres
+            for row, line in best[goal, partition, c].items()
+            if math.isfinite(c)
+        ]
+        drawn = figures.series(table, "algorithm", "c", "time")
+        panels.append(figures.Panel(f"to {goal:g}, {partition}", drawn))
+    several = len({c for _, _, c in best}) > 1
+    return figures.lines(out / "rivals", panels, "c", "time", log="xy") if several else []
 
 
 # --- tables -------------------------------------------------------------------------------------

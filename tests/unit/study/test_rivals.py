@@ -39,6 +39,7 @@ def test_one_run_serves_all_targets(tmp_path: Path) -> None:
     fast = by["0.4", "1.0", "ldsgd", "2"]
     assert float(slow["time"]) / float(fast["time"]) == pytest.approx(10 / 3)
     report = (tmp_path / "rivals" / "report.md").read_text()
+    assert "](rivals.png)" in report and (tmp_path / "rivals" / "rivals.png").stat().st_size > 0
     assert "| ldsgd |" in report and "1.64" in report and "## Where a rival is ahead" in report
     again = [*WORDS, "--targets", "0.2", "0.4", "0.99", "--out", str(tmp_path), "--dry-run"]
     with pytest.raises(SystemExit) as stop:
