@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms, cli, tasks
+from .. import topology as topologies
 from ..cli.fields import at_least, positive
 from ..errors import UserError
 from ..tasks import Task
@@ -176,13 +177,15 @@ class Grid:
         made = rows.make(row, tau)
         if made is None:
             return None
-        known = self.defaults
+        known, n, graph = self.defaults, more.get("agents") or self.agents, rows.graph(row)
+        if graph:
+            topologies.from_name(graph, n)  # refused before anything runs
         changes = {
             "algorithm": made.name, "seed": seed, "alpha": known.alpha,
             "iterations": known.iterations, "target": known.target, "final_test": False,
             "eval_every": max(1, known.every // tau), "eval_samples": known.samples,
             "keep": 1, "threads": 0 if self.options.mpi else 1, "gradients": known.gradients,
-            **self.told, **more, "agents": more.get("agents") or self.agents,
+            **self.told, **more, **({"topology": graph} if graph else {}), "agents": n,
         }  # fmt: skip
         config = dataclasses.replace(self.base, **changes)
         return Cell(config, made, self.task, self.options.mpi, row)

@@ -1,17 +1,20 @@
 """The finished runs of a folder in one small file, for `--also`: a study goes on elsewhere.
 
-Only what a report reads is kept, no checkpoints. The file is the same whenever the runs are.
+Only what a report reads is kept, in six digits: no checkpoints, and nothing of where the runs
+were made. The file is the same whenever the runs are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import tarfile
 import tempfile
 from dataclasses import dataclass
 from lzma import LZMAError
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from .. import cli
 from ..errors import UserError
@@ -20,6 +23,12 @@ from ..runs import reader
 from .cells import DIVERGED
 
 KEPT = ("config.json", "metrics.jsonl", "summary.json", DIVERGED)
+DIGITS = 6
+LEFT_OUT = frozenset({
+    "agent_loss", "batch_loss", "consensus_op", "step_s", "samples_per_s", "transfer", "exposed",
+    "hidden", "left_out", "eval_s",
+})  # fmt: skip
+"""Of a row; summary.json has what the whole run took."""
 _unpacked: dict[Path, tempfile.TemporaryDirectory[str]] = {}  # until the process ends
 
 
@@ -65,11 +74,40 @@ def packed(found: dict[str, Path]) -> bytes:
         for name, path in sorted(found.items()):
             for kept in (path / file for file in KEPT):
                 if kept.is_file():
-                    data = kept.read_bytes()
+                    data = slim(kept)
                     entry = tarfile.TarInfo(f"{name}/{kept.name}")
                     entry.size = len(data)
                     archive.addfile(entry, io.BytesIO(data))
     return content.getvalue()
+
+
+def slim(file: Path) -> bytes:
+    if file.name == "metrics.jsonl":
+        rows = reader.in_order(reader.read_rows(file))
+        kept = ({k: v for k, v in row.items() if k not in LEFT_OUT} for row in rows)
+        return b"".join(as_json(row) + b"\n" for row in kept)
+    if file.name == DIVERGED:
+        return b""
+    content = reader.read_object(file)
+    if isinstance(content.get("environment"), dict):
+        content["environment"].pop("command", None)
+    for part in ("options", "task"):
+        if isinstance(content.get(part), dict):
+            places = {k for k in content[part] if k == "out" or k.endswith("_dir")}
+            content[part] |= dict.fromkeys(places)
+    return as_json(content)
+
+
+def as_json(content: Any) -> bytes:
+    return json.dumps(rounded(content), separators=(",", ":")).encode()
+
+
+def rounded(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: rounded(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [rounded(value) for value in content]
+    return float(f"{content:.{DIGITS}g}") if isinstance(content, float) else content
 
 
 def unpacked(file: Path) -> Path:

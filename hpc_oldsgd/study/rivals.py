@@ -9,10 +9,11 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from . import replay, speedup
+from . import figures, replay, rows, speedup
 from .cells import Cell
 from .collect import Record, Table, first, grouped, pivot
 from .grid import Grid
@@ -20,7 +21,8 @@ from .measure import Study, comma, fastest, setting
 from .report import Section
 
 OURS = ("oldsgd", "oldsgd:fragments=tau", "xoldsgd:fragments=tau")
-RIVALS = ("ldsgd", "kgt", "led", "lsgd", "cocod", "diloco", "eager_diloco", "noloco")
+NOLOCO = "noloco@one-peer-exponential"  # it talks to another agent every round
+RIVALS = ("ldsgd", "kgt", "led", "lsgd", "cocod", "diloco", "eager_diloco", NOLOCO)
 PAPER = {"ldsgd": 1.64, "kgt": 1.63, "lsgd": 1.98, "lugt": 3.05}  # geometric means of the paper
 PAPER_C = (1.0, 5.0)
 Where = tuple[float, str, float]  # target, partition, c
@@ -40,8 +42,6 @@ class Options(speedup.Options):
     """From early to late in training; --target alone if not given. A run ends at the last."""
     alphas: tuple[float, ...] = ()
     """Step sizes, of which each method takes its best; --alpha alone if not given."""
-    pairs: str = "one-peer-exponential"
-    """The graph of noloco, which talks to another agent every round."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +76,13 @@ def main(options: Options) -> None:
         for goal in goals
     ]
     sections += [
-        Section("Ours against each rival", [AGAINST], against(best, goals), "against"),
+        Section(
+            "Ours against each rival",
+            [AGAINST],
+            against(best, goals),
+            "against",
+            draw(best, study.out),
+        ),
         Section("Where a rival is ahead", behind(best)),
         Section("All times", ["Every method and tau."], all_times(times), "times"),
         study.beside([], options.taus),
@@ -96,14 +102,10 @@ AGAINST = (
 
 
 def cells_of(grid: Grid, options: Options, partition: str, target: float) -> list[Cell]:
-    """noloco talks to pairs, the others to the neighbours of the study's graph."""
     more: dict[str, Any] = {"partition": partition, "agents": options.agents, "target": target}
-    made = []
-    for row in options.names:
-        own: dict[str, Any] = {"topology": options.pairs} if is_noloco(row) else {}
-        for alpha in options.alphas or (grid.defaults.alpha,):
-            made += grid.cells([row], options.taus, **more, **own, alpha=alpha)
-    return made
+    alphas = options.alphas or (grid.defaults.alpha,)
+    made = (grid.cells(options.names, options.taus, **more, alpha=alpha) for alpha in alphas)
+    return [cell for cells in made for cell in cells]
 
 
 def table(study: Study, cells: Sequence[Cell], goal: float, c: float) -> Table:
@@ -132,12 +134,24 @@ def reached(study: Study, cell: Cell, goal: float, c: float) -> float | None:
     return None if row is None else float(row["time"])
 
 
-def is_noloco(row: str) -> bool:
-    return row.partition(":")[0] == "noloco"
-
-
 def is_ours(row: str) -> bool:
-    return row.partition(":")[0] in ("oldsgd", "xoldsgd")
+    return rows.algorithm(row) in ("oldsgd", "xoldsgd")
+
+
+def draw(best: Best, out: Path) -> list[Path]:
+    """Time to a target against c, a panel for each target and partition."""
+    panels = []
+    for (goal, partition), wheres in grouped(best, lambda where: where[:2]).items():
+        table = [
+            {"algorithm": row, "c": c, "time": line["time"]}
+            for _, _, c in wheres
+            for row, line in best[goal, partition, c].items()
+            if math.isfinite(c)
+        ]
+        drawn = figures.series(table, "algorithm", "c", "time")
+        panels.append(figures.Panel(f"to {goal:g}, {partition}", drawn))
+    several = len({c for _, _, c in best}) > 1
+    return figures.lines(out / "rivals", panels, "c", "time", log="xy") if several else []
 
 
 # --- tables -------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
-"""A row of a study: an algorithm, and options of its own behind a colon.
+"""A row of a study: an algorithm, options of its own behind a colon, its graph behind an @.
 
 `oldsgd:fragments=tau` is OLDSGD in as many fragments as the round has steps, whatever tau is.
+`noloco@one-peer-exponential` talks to other pairs every round, whatever graph the study is on.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ def check(row: str) -> None:
         _make(row, 10**6)
 
 
+def algorithm(row: str) -> str:
+    """Its name alone."""
+    return row.partition("@")[0].partition(":")[0]
+
+
+def graph(row: str) -> str:
+    """Its own graph; empty if it has none."""
+    return row.partition("@")[2]
+
+
 def every() -> list[str]:
     """All algorithms, and those that may send x in fragments once more in tau of them."""
     listed = []
@@ -41,8 +52,8 @@ def every() -> list[str]:
 
 
 def _make(row: str, tau: int) -> Algorithm:
-    name, _, more = row.partition(":")
-    kind = algorithms.get(name)
+    _, _, more = row.partition("@")[0].partition(":")
+    kind = algorithms.get(algorithm(row))
     words = [f"--{word}" for word in more.split(",") if word]
     made = [f"--tau={tau}", *(word.replace("=tau", f"={tau}") for word in words)]
     return cli.parse(kind, made)

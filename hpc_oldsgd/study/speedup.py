@@ -136,7 +136,7 @@ def ahead(best: Table) -> list[str]:
     """How much sooner our methods are than those that wait, over all columns."""
     columns = grouped(best, lambda line: (line["partition"], line["c"])).values()
     times = [{line["algorithm"]: line["time"] for line in column} for column in columns]
-    ours = [row for row in times[0] if row.partition(":")[0] in OURS]
+    ours = [row for row in times[0] if rows.algorithm(row) in OURS]
     told = []
     for other in WAIT:
         means = {}

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from .. import ops
 from ..errors import UserError
-from . import rivals, speedup
+from . import rivals, rows, speedup
 from .cells import Cell
 from .collect import Record, Table, grouped, pivot
 from .grid import Grid
@@ -104,7 +104,7 @@ def cells_of(grid: Grid, options: Options, partition: str, wire: Wire) -> list[C
 
 
 def all_reduces(row: str) -> bool:
-    return row.partition(":")[0] in ALL_REDUCE
+    return rows.algorithm(row) in ALL_REDUCE
 
 
 def learning(study: Study, cells: Mapping[tuple[str, Wire], Sequence[Cell]]) -> Table:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hpc_oldsgd.errors import UserError
+from hpc_oldsgd.runs import reader
 from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.study import pack
 from hpc_oldsgd.study.cells import DIVERGED
@@ -42,6 +43,18 @@ def test_a_study_goes_on_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "4 runs, 3 of them from before" in capsys.readouterr().out
     study.main(["pack", str(here), str(tmp_path / "again.tar.xz")])
     assert (tmp_path / "again.tar.xz").read_bytes() == first
+
+
+def test_what_is_packed_is_small_and_says_nothing_of_places(tmp_path: Path) -> None:
+    study.main([*WORDS, "--out", str(tmp_path / "here")])
+    pack.main(pack.Options(tmp_path / "here", tmp_path / "runs.tar.xz"))
+    place = pack.unpacked(tmp_path / "runs.tar.xz")
+    assert not [f for f in place.rglob("*.*") if str(tmp_path) in f.read_text()]
+    for whole in reader.read([p.parent for p in tmp_path.glob("here/runs/*/config.json")]):
+        (small,) = reader.read_one(place / whole.path.name)
+        assert small.ended and set(whole.rows[0]) - set(small.rows[0]) == pack.LEFT_OUT
+        for key in small.rows[0]:
+            assert small.values(key) == pytest.approx(whole.values(key), rel=1e-5, nan_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every method to several targets: one run serves them all, and noloco has a graph of its own."""
+"""Every method to several targets: one run serves them all, and a row may have its own graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpc_oldsgd.runs import reader
 from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.study import rivals
 
-ROWS = ("oldsgd", "oldsgd:fragments=tau", "ldsgd", "noloco")
+ROWS = ("oldsgd", "oldsgd:fragments=tau", "ldsgd", "noloco@one-peer-exponential")
 WORDS = [
     "rivals", "--task", "logistic", "--agents", "3", "--iterations", "24", "--jobs", "1", "--alpha",
     "0.05", "--tau", "1", "2", "--partition", "iid", "--c", "1", "8", "--seeds", "0", "1",
@@ -39,6 +39,7 @@ def test_one_run_serves_all_targets(tmp_path: Path) -> None:
     fast = by["0.4", "1.0", "ldsgd", "2"]
     assert float(slow["time"]) / float(fast["time"]) == pytest.approx(10 / 3)
     report = (tmp_path / "rivals" / "report.md").read_text()
+    assert "](rivals.png)" in report and (tmp_path / "rivals" / "rivals.png").stat().st_size > 0
     assert "| ldsgd |" in report and "1.64" in report and "## Where a rival is ahead" in report
     again = [*WORDS, "--targets", "0.2", "0.4", "0.99", "--out", str(tmp_path), "--dry-run"]
     with pytest.raises(SystemExit) as stop:
@@ -94,3 +95,12 @@ def test_refused() -> None:
         rivals.Options(alpha=0.1, alphas=(0.1,))
     with pytest.raises(UserError, match="--alphas must be positive"):
         rivals.Options(alphas=(-1.0,))
+
+
+def test_a_graph_that_there_is_not_is_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        study.main([*WORDS, "--algorithm", "oldsgd", "ldsgd@nowhere", "--out", str(tmp_path)])
+    assert "no topology 'nowhere'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

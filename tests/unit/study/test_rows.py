@@ -23,6 +23,12 @@ def test_a_row_is_an_algorithm_with_options() -> None:
     assert both == XOLDSGD(tau=5, fragments=2, gamma=0.3)
     assert rows.make("oldsgd:fragments=5", 3) is None, "more fragments than steps"
     assert rows.make("dsgd", 2) is None
+    assert rows.make("oldsgd:fragments=tau@exponential", 4) == OLDSGD(tau=4, fragments=4)
+    assert (
+        rows.algorithm("oldsgd@torus:3x3") == "oldsgd"
+        and rows.graph("oldsgd@torus:3x3") == "torus:3x3"
+    )
+    assert rows.graph("oldsgd:fragments=tau") == ""
     rows.check("oldsgd:fragments=5")
     rows.check("dsgd")
 
