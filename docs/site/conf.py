@@ -58,7 +58,7 @@ PARTS = {
     "docs/doctor docs/gpu docs/faults docs/stragglers docs/troubleshooting",
     "The method": "docs/algorithms docs/topologies docs/wire docs/overlap docs/mixing-op "
     "docs/theory docs/guarantees",
-    "Results": "docs/results docs/results-small docs/benchmarks benchmarks/README",
+    "Results": "docs/results docs/studies docs/results-small docs/benchmarks benchmarks/README",
     "Reference": "docs/site/api/hpc_oldsgd docs/site/api/algorithms docs/site/api/topology "
     "docs/site/api/tasks docs/site/api/data docs/site/api/ops docs/site/api/theory "
     "docs/site/api/simulation docs/site/api/integrations docs/site/api/errors",
