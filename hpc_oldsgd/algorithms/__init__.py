@@ -22,6 +22,7 @@ from .dga import DGA
 from .diloco import DiLoCo
 from .eager_diloco import EagerDiLoCo
 from .noloco import NoLoCo
+from .moldsgd import MOLDSGD
 
 __all__ = [
     "CO2",
@@ -33,6 +34,7 @@ __all__ = [
     "LED",
     "LSGD",
     "LUGT",
+    "MOLDSGD",
     "OLDSGD",
     "OLED",
     "OLGT",

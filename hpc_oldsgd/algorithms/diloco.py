@@ -38,7 +38,6 @@ class OuterStep(Algorithm):
 
     m: Tensor = state()
     reads_gradient: ClassVar[bool] = False
-    exchanged: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +57,8 @@ class OuterStep(Algorithm):
 @dataclass
 class DiLoCo(OuterStep):
     """Local steps and an outer Nesterov step, blocking: tau + 2(n-1)/n c a round."""
+
+    exchanged: ClassVar[int] = 0
 
     def schedule(self, agent: Runner) -> Schedule:
         self.init(m=agent.zeros())

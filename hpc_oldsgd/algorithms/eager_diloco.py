@@ -18,7 +18,7 @@ mean when it is there: else agents that start apart, as after the loss of one, w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor
 
@@ -36,6 +36,7 @@ class EagerDiLoCo(OuterStep):
     """DiLoCo with a late average and its own fresh share: max(tau, 2(n-1)/n c) a round."""
 
     D_own: Tensor = state()
+    exchanged: ClassVar[int] = 0
 
     def schedule(self, agent: Runner) -> Schedule:
         first = not hasattr(self, "D_own")

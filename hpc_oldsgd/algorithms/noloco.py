@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from .base import require
 from .diloco import OuterStep
@@ -41,8 +41,6 @@ class NoLoCo(OuterStep):
     pull: float | None = None
     """The paper's gamma: how strongly the models of neighbours are drawn together; outer if not
     given."""
-
-    exchanged: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 LARGEST_N = 2000  # agents: the eigenvalues of more take too long
 
 
+def least_eigenvalue(topology: Topology) -> float | None:
+    """Of W; None where it changes, or has none but 1, or is too large."""
+    if topology.period > 1 or not 2 <= topology.n <= LARGEST_N:
+        return None
+    return float(np.linalg.eigvalsh(topology.matrix())[0])
+
+
 @register("xoldsgd")
 @dataclass
 class XOLDSGD(Fragmented):
@@ -59,10 +66,9 @@ class XOLDSGD(Fragmented):
     def check(self, topology: Topology) -> None:
         """Where r < 1/2, also gamma (1 - lambda) (1 - 2r) < 2 (1 + lambda) must hold."""
         r = self.tau // self.P / self.tau  # how old the freshest fragment is, in rounds
-        known = topology.period == 1 and 2 <= topology.n <= LARGEST_N
-        if r >= 0.5 or not self.gamma or not known:
+        least = least_eigenvalue(topology)
+        if r >= 0.5 or not self.gamma or least is None:
             return
-        least = float(np.linalg.eigvalsh(topology.matrix())[0])
         limit = 2 * (1 + least) / ((1 - least) * (1 - 2 * r))
         require(
             self.gamma < limit,

@@ -39,6 +39,7 @@ FORMULAS = {
     "diloco": Formula("tau + 2(n-1)/n c", lambda tau, c, a: tau + a),
     "eager_diloco": Formula("max(tau, 2(n-1)/n c)", lambda tau, c, a: max(tau, a)),
     "noloco": Formula("tau + c", lambda tau, c, a: tau + c),
+    "moldsgd": Formula("max(tau, c)", lambda tau, c, a: max(tau, c)),
 }
 
 

@@ -20,7 +20,9 @@ from .grid import Grid
 from .measure import Study, comma, fastest, setting
 from .report import Section
 
-OURS = ("oldsgd", "oldsgd:fragments=tau", "xoldsgd:fragments=tau")
+OURS = (
+    "oldsgd", "oldsgd:fragments=tau", "xoldsgd:fragments=tau", "moldsgd:fragments=tau",
+)  # fmt: skip
 NOLOCO = "noloco@one-peer-exponential"  # it talks to another agent every round
 RIVALS = ("ldsgd", "kgt", "led", "lsgd", "cocod", "diloco", "eager_diloco", NOLOCO)
 PAPER = {"ldsgd": 1.64, "kgt": 1.63, "lsgd": 1.98, "lugt": 3.05}  # geometric means of the paper
@@ -33,7 +35,7 @@ class Options(speedup.Options):
     """Time to several targets of our methods and of their rivals, each at its best tau."""
 
     algorithm: tuple[str, ...] = (*OURS, *RIVALS)
-    """Which, as in `study speedup`; those of oldsgd and xoldsgd count as ours."""
+    """Which, as in `study speedup`; those of oldsgd, xoldsgd and moldsgd count as ours."""
     tau: tuple[int, ...] = (1, 5, 20)
     """Local steps a round."""
     c: tuple[float, ...] = (1.0, 5.0, 20.0)
@@ -135,7 +137,7 @@ def reached(study: Study, cell: Cell, goal: float, c: float) -> float | None:
 
 
 def is_ours(row: str) -> bool:
-    return rows.algorithm(row) in ("oldsgd", "xoldsgd")
+    return rows.algorithm(row) in ("oldsgd", "xoldsgd", "moldsgd")
 
 
 def draw(best: Best, out: Path) -> list[Path]:

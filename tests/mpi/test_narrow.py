@@ -12,7 +12,18 @@ import torch
 from mpi4py import MPI
 
 from hpc_oldsgd import export, topology
-from hpc_oldsgd.algorithms import KGT, LDSGD, LED, LUGT, OLDSGD, OLED, OLGT, XOLDSGD, NoLoCo
+from hpc_oldsgd.algorithms import (
+    KGT,
+    LDSGD,
+    LED,
+    LUGT,
+    MOLDSGD,
+    OLDSGD,
+    OLED,
+    OLGT,
+    XOLDSGD,
+    NoLoCo,
+)
 from hpc_oldsgd.errors import Stopped
 from hpc_oldsgd.runtime.agent import Agent
 from hpc_oldsgd.runtime.plain import Plain
@@ -30,6 +41,7 @@ from support.training_loops import Loop, agent_loop, simulated_loop
 ALGORITHMS = [
     OLDSGD(tau=3), OLDSGD(tau=5, fragments=5), XOLDSGD(tau=3, fragments=2), LDSGD(tau=2),
     KGT(tau=2), LUGT(tau=2), LED(tau=2), OLED(tau=3), OLGT(tau=2), OLGT(tau=1), NoLoCo(tau=2),
+    MOLDSGD(tau=3, fragments=3),
 ]  # fmt: skip
 
 

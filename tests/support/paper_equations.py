@@ -298,6 +298,28 @@ def eager_diloco(
     return np.array(theta)
 
 
+def moldsgd(
+    x0: A,
+    grad: Grad,
+    W: Mixing,
+    alpha: float,
+    tau: int,
+    rounds: int,
+    outer: float = 0.7,
+    outer_momentum: float = 0.9,
+    fragments: int = 1,
+) -> A:
+    """Of a round of OLDSGD, in fragments or not, the change is the outer gradient."""
+    theta, m = [x0], np.zeros_like(x0)
+    for r in range(rounds):
+        shifted = (lambda X, t, r=r: grad(X, r * tau + t), lambda _, r=r: W(r))
+        x = xoldsgd(theta[r], *shifted, alpha, tau, 1, fragments, 0.0)[-1]
+        outer_gradient = theta[r] - x
+        m = outer_momentum * m + outer_gradient
+        theta.append(theta[r] - outer * (outer_gradient + outer_momentum * m))
+    return np.array(theta)
+
+
 def noloco(
     x0: A,
     grad: Grad,
@@ -348,7 +370,7 @@ ALL: dict[str, Callable[..., A]] = {
     f.__name__: f
     for f in (
         oldsgd, ldsgd, dsgd, dsgd_cta, kgt, lugt, led, lsgd, olgt, oled, cocod,
-        overlap_local_sgd, co2, xoldsgd, dga, diloco, eager_diloco, noloco,
+        overlap_local_sgd, co2, xoldsgd, dga, diloco, eager_diloco, noloco, moldsgd,
     )
 }  # fmt: skip
 

@@ -133,6 +133,7 @@ BAD = [
     ("co2", {"clip_m": 0.0}, "clip_m must be positive"),
     ("diloco", {"outer": float("inf")}, "outer must be positive and finite"),
     ("eager_diloco", {"outer_momentum": 1.0}, "outer_momentum must be at least 0 and below 1"),
+    ("moldsgd", {"outer_momentum": -0.1}, "outer_momentum must be at least 0 and below 1"),
     ("noloco", {"pull": 0.0}, "pull must be positive and finite"),
 ]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_oldsgd import algorithms, topology
-from hpc_oldsgd.algorithms import OLDSGD, XOLDSGD
+from hpc_oldsgd.algorithms import MOLDSGD, OLDSGD, XOLDSGD
 from hpc_oldsgd.errors import UserError
 from hpc_oldsgd.simulation.trajectory import trajectory
 from hpc_oldsgd.study import table1
@@ -41,6 +41,17 @@ def test_equals_the_equations(tau: int, P: int, graph: str) -> None:
             for form in ("delta", "gradient"):
                 ours = run(OLDSGD(tau=tau, fragments=P, form=form), graph)  # type: ignore[arg-type]
                 np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("graph", ["ring", "one-peer-ring"])
+@pytest.mark.parametrize(("tau", "P"), CASES)
+def test_momentum_between_rounds_of_fragments(tau: int, P: int, graph: str) -> None:
+    W = topology.from_name(graph, N).matrix
+    expected = paper_equations.moldsgd(
+        PROBLEM.x0, PROBLEM.grad, W, ALPHA, tau, ROUNDS, 0.6, 0.8, fragments=P
+    )
+    ours = run(MOLDSGD(tau=tau, fragments=P, outer=0.6, outer_momentum=0.8), graph)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("form", ["delta", "gradient"])
@@ -110,6 +121,30 @@ def test_xoldsgd_finds_the_exact_minimiser_where_oldsgd_stays_away(tau: int, P: 
 def test_refused(kind: Any, options: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         kind(**options)
+
+
+@pytest.mark.parametrize(("outer", "momentum"), [(0.7, 0.9), (0.7, 0.0), (1.2, 0.9), (1.0, 0.5)])
+def test_an_outer_step_that_is_not_stable_on_the_graph_is_refused(
+    outer: float, momentum: float
+) -> None:
+    """Two agents that exchange nearly all: the limit is where the simulation begins to grow."""
+    x0, found = np.array([[1.0], [-1.0]]), set()
+    for least in (-0.99, -0.95, -0.93, -0.7, -0.4, 0.0):
+        w = (1 - least) / 2
+        W = np.array([[1 - w, w], [w, 1 - w]])
+        algorithm = MOLDSGD(tau=2, outer=outer, outer_momentum=momentum)
+        try:
+            algorithm.check(topology.from_matrix(W))
+            refused = False
+        except UserError as error:
+            refused = "is not stable" in str(error)
+        with np.errstate(over="ignore", invalid="ignore"):
+            X = paper_equations.moldsgd(
+                x0, lambda X, t: np.zeros_like(X), lambda r, W=W: W, 0.1, 2, 3000, outer, momentum
+            )
+        assert refused == (not np.abs(X[-1]).max() < 1), least
+        found.add(refused)
+    assert found == ({True, False} if momentum or outer > 1 else {False})
 
 
 @pytest.mark.parametrize(("tau", "P"), [(5, 5), (15, 15), (5, 3), (5, 1)])

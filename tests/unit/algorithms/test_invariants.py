@@ -19,6 +19,7 @@ from support import paper_equations
 ALPHA = 0.05
 NOT_PLAIN_SGD = (  # their anchor and outer momentum move the mean
     "overlap_local_sgd", "co2", "diloco", "eager_diloco", "noloco",
+    "moldsgd",
 )  # fmt: skip
 MEAN_FOLLOWS_SGD = [name for name in algorithms.names() if name not in NOT_PLAIN_SGD]
 
@@ -120,6 +121,7 @@ def rounds_of(name: str, x0: np.ndarray, tau: int, **options: float) -> np.ndarr
     [
         ("diloco", {"outer": 1.0, "outer_momentum": 0.0}, "lsgd"),
         ("noloco", {"outer": 1.0, "outer_momentum": 0.0}, "ldsgd"),
+        ("moldsgd", {"outer": 1.0, "outer_momentum": 0.0}, "oldsgd"),
         ("dga", {}, "cocod"),
     ],
 )
@@ -129,8 +131,26 @@ def test_rivals_that_are_another_method(
     x0 = np.random.default_rng(1).standard_normal((6, 5))
     ours, theirs = rounds_of(name, x0, tau, **options), rounds_of(other, x0, tau)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
-    plain = rounds_of("oldsgd", x0, tau)
+    plain = rounds_of("ldsgd" if other == "oldsgd" else "oldsgd", x0, tau)
     assert np.abs(ours - plain).max() > 1e-3
+
+
+@pytest.mark.parametrize(("tau", "P"), [(1, 1), (4, 1), (5, 3)])
+def test_the_mean_of_moldsgd_takes_the_steps_of_diloco(tau: int, P: int) -> None:
+    """Of gradients that do not depend on x, so that both have the same ones."""
+    x0 = np.random.default_rng(1).standard_normal((5, 100))
+    common = np.broadcast_to(x0.mean(axis=0), x0.shape).copy()  # where DiLoCo's agents are
+
+    def grad(X: np.ndarray, t: int) -> np.ndarray:
+        return np.random.default_rng(t).standard_normal(X.shape)
+
+    def mean(name: str, start: np.ndarray, **options: int) -> np.ndarray:
+        algorithm = algorithms.get(name)(tau=tau, **options)
+        return trajectory(algorithm, "ring", start, grad, ALPHA, 8, batched=True).X.mean(axis=1)
+
+    ours = mean("moldsgd", x0, fragments=P)
+    np.testing.assert_allclose(ours, mean("diloco", common), rtol=0, atol=1e-12)
+    assert np.abs(ours - mean("oldsgd", x0, fragments=P)).max() > 1e-2
 
 
 def test_agents_of_eager_diloco_stay_together() -> None:

@@ -23,6 +23,7 @@ OTHER_OPTIONS = {
     "diloco": {"outer": 0.5, "outer_momentum": 0.4},
     "eager_diloco": {"outer": 0.5, "outer_momentum": 0.4},
     "noloco": {"outer": 0.6, "outer_momentum": 0.3, "pull": 0.9},
+    "moldsgd": {"outer": 0.5, "outer_momentum": 0.4},
     "co2": {"beta": 0.8, "outer": 0.9, "Lambda": 1.5, "clip_m": 0.05},
 }
 

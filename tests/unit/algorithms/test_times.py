@@ -36,12 +36,12 @@ def test_table1_prints_and_writes_formula_beside_measured(
     options = ["--quick", "--agents", "9", "4", "--tau", "5", "--c", "2.5", "--out"]
     study.main(["table1", *options, str(tmp_path)])
     said = capsys.readouterr().out
-    assert (tmp_path / "report.md").read_text() in said and "18 cells, about " in said
-    assert "Largest difference in 18 cells" in said and (tmp_path / "commands.sh").exists()
+    assert (tmp_path / "report.md").read_text() in said and "20 cells, about " in said
+    assert "Largest difference in 20 cells" in said and (tmp_path / "commands.sh").exists()
     assert "5 / 5" in (tmp_path / "report.html").read_text()
     rows = list(csv.DictReader((tmp_path / "table1.csv").open()))
     several_steps = [name for name in algorithms.names() if not name.startswith("dsgd")]
-    for name in ("oldsgd", "xoldsgd"):
+    for name in ("oldsgd", "xoldsgd", "moldsgd"):
         several_steps.insert(several_steps.index(name) + 1, f"{name}, P = tau")
     assert [r["algorithm"] for r in rows] == several_steps
     assert {(r["n"], r["tau"], r["c"]) for r in rows} == {("4", "5", "2.5")}

@@ -33,6 +33,7 @@ EXCHANGING = [
     "oled",
     "olgt",
     "noloco",
+    "moldsgd",
 ]
 
 
