@@ -13,8 +13,8 @@ from hpc_oldsgd.errors import UserError
 from .contestants import AUTO, CONTESTANTS
 
 EVERYBODY = (
-    AUTO, "oldsgd", "xoldsgd, P = tau", "ldsgd", "lsgd", "diloco", "post-local SGD", "ddp",
-    "ddp, fp16 hook", "ddp, PowerSGD hook", "decent-dp",
+    AUTO, "moldsgd-auto", "oldsgd", "xoldsgd, P = tau", "moldsgd, P = tau", "ldsgd",
+    "lsgd", "diloco", "post-local SGD", "ddp", "ddp, fp16 hook", "ddp, PowerSGD hook", "decent-dp",
 )  # fmt: skip
 
 
