@@ -2,12 +2,14 @@
 
 They hold Python's interpreter lock, so no thread and no signal handler of this process would run.
 A small process watches instead. It ends when this process does, and ends this process in time,
-and at once if the launcher that started this process is gone.
+and at once if the launcher that started this process is gone. Ctrl-C reaches it too: it does not
+end it, and a start that does not end soon after is ended by it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import subprocess
 import sys
@@ -15,12 +17,18 @@ from collections.abc import Iterator
 
 from .launcher import launcher_rank, launcher_size
 
+CTRL_C_S = 5.0  # for a rank that is still in MPI_Init after Ctrl-C
 START_S = 60.0  # the least; importing torch takes ranks that share cores that long
 
 WATCH = """
 import contextlib, os, select, signal, sys, time
-seconds, process, launcher, message = sys.argv[1:]
+seconds, process, launcher, message, after_ctrl_c = sys.argv[1:]
 until = time.monotonic() + float(seconds)
+def interrupted(*_):
+    global until, message
+    if until > (soon := time.monotonic() + float(after_ctrl_c)):
+        until, message = soon, "interrupted while it waited for MPI to start\\n"
+signal.signal(signal.SIGINT, interrupted)
 def launched():  # a process whose parent has ended belongs to another one
     with open(f"/proc/{process}/stat") as stat:
         return stat.read().rpartition(")")[2].split()[1] == launcher
@@ -34,14 +42,16 @@ os.kill(int(process), signal.SIGKILL)
 """
 
 
-def arm(seconds: float, message: str) -> tuple[subprocess.Popen[bytes], int]:
+def arm(
+    seconds: float, message: str, after_ctrl_c: float = math.inf
+) -> tuple[subprocess.Popen[bytes], int]:
     """Say `message` and kill this process after so long, unless it has ended or closed the pipe.
 
     The pipe is a bare number: the interpreter closes files of its own before MPI_Finalize.
     """
     watched, held = os.pipe()
     numbers = [str(number) for number in (seconds, os.getpid(), os.getppid())]
-    words = [sys.executable, "-I", "-S", "-c", WATCH, *numbers, message]
+    words = [sys.executable, "-I", "-S", "-c", WATCH, *numbers, message, str(after_ctrl_c)]
     process = subprocess.Popen(words, stdin=watched, stdout=subprocess.DEVNULL)
     os.close(watched)
     return process, held
@@ -49,7 +59,7 @@ def arm(seconds: float, message: str) -> tuple[subprocess.Popen[bytes], int]:
 
 @contextlib.contextmanager
 def limit(seconds: float, message: str) -> Iterator[None]:
-    watcher, held = arm(seconds, message)
+    watcher, held = arm(seconds, message, CTRL_C_S)
     try:
         yield
     finally:
