@@ -25,7 +25,7 @@ from .report import reached
 from .store import Run, Store, limit_of
 from .task_load import Copy, TaskLoad, measure
 
-GRADIENTS = 40  # of which the median counts
+WARM_UP, GRADIENTS = 5, 100  # before the clock starts, and under it
 FIRST = 20  # steps before the first pause, which tells how long a step takes
 PILOT_SEED = 1000
 
@@ -72,16 +72,21 @@ class Rank:
             print(text, file=sys.stderr, flush=True)
 
     def gradient_seconds(self) -> float:
-        """Median of a step while all ranks compute and nothing is sent, on the slowest rank."""
+        """Of a step while all ranks compute and nothing is sent, on the slowest rank.
+
+        The mean: where ranks share cores, most steps have a core for themselves and some wait for
+        another rank's to end, and the median would jump between the two.
+        """
         self.load.fresh()
-        turns, times = alone(self.load, 1), []
-        next(turns)
-        self.idle.barrier()
-        for _ in range(GRADIENTS):
-            begin = time.perf_counter()
+        turns = alone(self.load, 1)
+        for _ in range(WARM_UP):
             next(turns)
-            times.append(time.perf_counter() - begin)
-        return float(self.idle.reduce(np.array([np.median(times)]), "max").result()[0])
+        self.idle.barrier()
+        begin = time.perf_counter()
+        for _ in range(GRADIENTS):
+            next(turns)
+        took = (time.perf_counter() - begin) / GRADIENTS
+        return float(self.idle.reduce(np.array([took]), "max").result()[0])
 
     # -- the cells ---------------------------------------------------------------------------------
 

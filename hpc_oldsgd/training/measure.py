@@ -34,6 +34,8 @@ from .plan import (
     size_of,
 )
 from .trial import (
+    ENOUGH_S,
+    MOST,
     Compute,
     Gradient,
     Trial,
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 
     from ..transport.mpi import MpiTransport
 
-GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up
+GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up; more where they are short
 PARTS = 8  # of the second size of message: the two make a line
 LONG_S = 5.0  # no further gradients after as many seconds
 SLOW_S = 1.0  # one exchange is enough where it takes as long
@@ -71,10 +73,10 @@ def make_plan(
 ) -> Plan:
     """Measure and choose, before an Agent is made: the same plan on all ranks. Collective.
 
-    gradient(k) takes a gradient of the model, k is 0 to 10; it is called some dozens of times. The
-    model, its buffers and torch's random numbers are then as before. `auto` narrows the choice, as
-    train's --auto does; `graphs` are others than those of that name. `factor` and `jitter` are
-    those of agents that are made slow on purpose.
+    gradient(k) takes a gradient of the model, k is 0 to 10; it is called dozens to hundreds of
+    times. The model, its buffers and torch's random numbers are then as before. `auto` narrows the
+    choice, as train's --auto does; `graphs` are others than those of that name. `factor` and
+    `jitter` are those of agents that are made slow on purpose.
 
         plan = make_plan(model, lambda k: loss_fn(model(x), y).backward())
         agent = Agent(model, optimizer, plan.apply(OLDSGD()), plan.topology, wire=plan.wire)
@@ -107,7 +109,7 @@ def make_plan(
 
     def trial(plan: Plan) -> float:
         transport = make(known[plan.topology], plan.wire)
-        return step_seconds(plan, algorithm, transport, x, compute)
+        return step_seconds(plan, algorithm, transport, x, compute, measured.gradient)
 
     def decide(trial: Trial) -> Plan:
         plan, seen = settle(algorithm, known, measured, allowed, trial)
@@ -254,17 +256,18 @@ def fits(
 def gradient_seconds(
     model: nn.Module, gradient: Gradient, transport: Transport
 ) -> tuple[float, float]:
-    """Mean and standard deviation of a few, while all ranks compute. Collective."""
+    """Mean and standard deviation of some, while all ranks compute. Collective."""
     device, took = device_of(next(model.parameters()).device), []
     transport.reduce(np.zeros(1)).result()  # all start together
     begin = time.perf_counter()
     with untouched(model):
-        for k in range(1 + GRADIENTS):
+        for k in range(1 + MOST):
             start = time.perf_counter()
-            gradient(k)
+            gradient(k % (1 + GRADIENTS))
             device.synchronize()
             took.append(time.perf_counter() - start)
-            if len(took) > 1 and time.perf_counter() - begin > LONG_S:
+            since = time.perf_counter() - begin
+            if (k >= GRADIENTS and since > ENOUGH_S) or (k and since > LONG_S):
                 break
     usual = without_longest(took[1:])  # as in a trial, which is compared with it
     return float(np.mean(usual)), float(np.std(usual))

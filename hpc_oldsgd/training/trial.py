@@ -8,6 +8,7 @@ and knows what was seen. The model takes no part but for its gradients: a vector
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..transport.mpi import MpiTransport, Startup
 
 WARM_UP, STEPS, ROUNDS = 4, 30, 2  # steps; at least so many steps and rounds are timed
+ENOUGH_S, MOST = 0.3, 200  # and for as long, if that is not more than so many gradients
 LONG_S = 10.0  # no further trial after as many seconds, nor one that would end later
 Gradient = Callable[[int], object]
 Trial = Callable[[Plan], float]
@@ -52,7 +54,7 @@ def settle(
             return plan, measured
         left = LONG_S - (time.perf_counter() - begin)
         should = expected(algorithm, graph, measured, plan)
-        if should * plan.tau * sum(rounds_of(plan, graph)) > left:
+        if should * plan.tau * sum(rounds_of(plan, graph, measured.gradient)) > left:
             if measured.tried:  # better what was seen than a guess that may be far off
                 plan = choose(algorithm, graphs, measured, allowed, tried_only=True)
             return plan, measured
@@ -78,10 +80,12 @@ def agreed(startup: Startup, trial: Trial, decide: Callable[[Trial], Plan]) -> P
         trial(plan)
 
 
-def rounds_of(plan: Plan, graph: Topology) -> tuple[int, int]:
+def rounds_of(plan: Plan, graph: Topology, gradient: float) -> tuple[int, int]:
     """Of a trial: those that warm up, and those that are timed, in whole periods of the graph."""
     period = graph.period  # in each phase a narrow wire's first message is whole
-    warm_up, timed = -(-WARM_UP // plan.tau), max(ROUNDS, -(-STEPS // plan.tau))
+    # Where ranks share cores, what a short gradient takes depends on who has the core: many count.
+    steps = max(STEPS, min(MOST, math.ceil(ENOUGH_S / max(gradient, 1e-9))))
+    warm_up, timed = -(-WARM_UP // plan.tau), max(ROUNDS, -(-steps // plan.tau))
     return -(-warm_up // period) * period, -(-timed // period) * period
 
 
@@ -140,10 +144,18 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def step_seconds(
-    plan: Plan, algorithm: Algorithm, transport: MpiTransport, x: torch.Tensor, compute: Compute
+    plan: Plan,
+    algorithm: Algorithm,
+    transport: MpiTransport,
+    x: torch.Tensor,
+    compute: Compute,
+    gradient: float,
 ) -> float:
-    """Of the slowest rank, without its longest round. Collective; closes the transport."""
-    warm_up, timed = rounds_of(plan, transport.topology)
+    """Of the slowest rank, without its longest round. Collective; closes the transport.
+
+    `gradient` is what one takes, the same number on all ranks: it says how many are timed.
+    """
+    warm_up, timed = rounds_of(plan, transport.topology, gradient)
     period = transport.topology.period
     runner = Plain(x.clone(), plan.apply(algorithm), transport, alpha=1e-3)
     marks: list[float] = []

@@ -141,8 +141,19 @@ def test_whole_periods_are_timed() -> None:
     graph = topology.from_name("one-peer-exponential", 8)
     assert graph.period == 3
     for tau, rounds in [(1, (6, 30)), (4, (3, 9)), (64, (3, 3))]:
-        assert trial.rounds_of(Plan(graph.name, "same", tau, 1), graph) == rounds
-    assert trial.rounds_of(Plan("ring", "same", 1, 1), GRAPHS["ring"]) == (4, 30)
+        assert trial.rounds_of(Plan(graph.name, "same", tau, 1), graph, GRADIENT) == rounds
+    assert trial.rounds_of(Plan("ring", "same", 1, 1), GRAPHS["ring"], GRADIENT) == (4, 30)
+
+
+@pytest.mark.parametrize(
+    ("gradient", "steps"),
+    [(1.0, 30), (0.01, 30), (0.003, 100), (0.002, 150), (1e-6, 200), (0, 200)],
+)
+def test_short_steps_are_timed_for_longer(gradient: float, steps: int) -> None:
+    """30 steps of 2 ms are over before the ranks that share a core have had it in turns."""
+    for tau in (1, 7):
+        timed = trial.rounds_of(Plan("ring", "same", tau, 1), GRAPHS["ring"], gradient)[1]
+        assert (timed - 1) * tau < steps <= timed * tau
 
 
 def test_one_hiccup_is_no_sign_and_two_are() -> None:
