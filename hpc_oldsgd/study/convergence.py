@@ -60,8 +60,8 @@ def main(options: Options) -> None:
 
 
 def chosen(grid: Grid, options: Options, names: Sequence[str], partition: str) -> list[Cell]:
-    """To the end, past the target."""
-    more = {"partition": partition, "agents": options.agents, "target": None}
+    """To the end, past the task's own target; to one that was given."""
+    more = {"partition": partition, "agents": options.agents, "target": options.target}
     seed = options.seeds[0]
     made = [
         grid.cell(name, options.tau, seed, **more) or grid.cell(name, 1, seed, **more)

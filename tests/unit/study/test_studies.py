@@ -18,7 +18,8 @@ from hpc_oldsgd.study import __main__ as study
 from hpc_oldsgd.study import grid as grids
 from hpc_oldsgd.study import scale, scaling, weak
 
-TINY = ["--task", "logistic", "--iterations", "20", "--target", "0.2", "--jobs", "1"]
+TINY = ["--task", "logistic", "--iterations", "20", "--jobs", "1"]
+TARGET = ["--target", "0.2"]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def table(path: Path) -> list[dict[str, str]]:
 
 
 def run(out: Path, name: str, *words: str) -> tuple[list[dict[str, str]], str]:
-    study.main([name, *TINY, *words, "--out", str(out)])
+    target = TARGET if name != "convergence" else []
+    study.main([name, *TINY, *target, *words, "--out", str(out)])
     folder = out / name
     report = (folder / "report.md").read_text()
     assert "paper" in report and (folder / "report.html").stat().st_size > 10_000
@@ -74,6 +76,15 @@ def test_convergence_goes_past_the_target(out: Path) -> None:
     assert "iid-time-c5.png" in report
     shorter = [*words, "--algorithm", "oldsgd", "--iterations", "9"]  # measured every 4
     assert [r["iterations"] for r in run(out, "convergence", *shorter)[0]] == ["8"]
+
+
+def test_convergence_draws_runs_that_ended_at_their_target(tmp_path: Path) -> None:
+    words = ["--agents", "3", "--tau", "2", "--partition", "iid", "--algorithm", "oldsgd", "ldsgd"]
+    run(tmp_path, "speedup", *words)
+    runs = sorted((tmp_path / "runs").iterdir())
+    lines, _ = run(tmp_path, "convergence", *words, *TARGET)
+    assert [int(line["iterations"]) < 20 for line in lines] == [True, True]
+    assert sorted((tmp_path / "runs").iterdir()) == runs
 
 
 def test_scaling_is_against_one_agent(out: Path) -> None:
