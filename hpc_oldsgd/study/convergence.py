@@ -32,6 +32,8 @@ class Options(StudyOptions):
     """How the data is split; iid and label:0.7 if not given."""
     agents: int | None = None
     """How many; as in the paper if not given: 9, and 8 with GPT-2."""
+    target: float | None = None
+    """Test accuracy, as 0.9, or perplexity at which runs end; they go to the end if not given."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
