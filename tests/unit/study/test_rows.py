@@ -63,15 +63,16 @@ def test_rows_of_one_algorithm_are_other_runs_and_other_lines(
 ) -> None:
     monkeypatch.setattr(style, "available", lambda: False)
     words = ["--task", "logistic", "--agents", "3", "--iterations", "12", "--jobs", "1", "--c", "1"]
-    words += ["--partition", "iid", "--target", "0.2", "--out", str(tmp_path), "--algorithm"]
-    study.main(["speedup", *words, "oldsgd", "oldsgd:fragments=tau", "--tau", "1", "3"])
+    words += ["--partition", "iid", "--out", str(tmp_path), "--algorithm"]
+    words += ["oldsgd", "oldsgd:fragments=tau"]
+    study.main(["speedup", *words, "--target", "0.2", "--tau", "1", "3"])
     with (tmp_path / "speedup" / "by_tau.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [line["algorithm"] for line in table] == ["oldsgd", "oldsgd:fragments=tau"]
     assert len(list((tmp_path / "runs").iterdir())) == 3, "at tau = 1 they are the same run"
     assert len(list((tmp_path / "runs").glob("oldsgd-tau3-P3-*"))) == 1
     assert "--fragments 3" in (tmp_path / "speedup" / "commands.sh").read_text()
-    study.main(["convergence", *words, "oldsgd", "oldsgd:fragments=tau", "--tau", "3"])
+    study.main(["convergence", *words, "--tau", "3"])
     with (tmp_path / "convergence" / "final-iid.csv").open() as file:
         a, b = csv.DictReader(file)
     assert b["algorithm"] == "oldsgd:fragments=tau"
