@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from types import SimpleNamespace as Some
 from typing import Any
@@ -193,14 +192,15 @@ def test_measuring_gradients_leaves_the_model_as_it_was() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_short_gradients_are_measured_more_often() -> None:
-    """A few of 1 ms are over in one turn of a core that ranks share."""
+@pytest.mark.parametrize(("seconds", "taken"), [(0.1, 11), (0.002, 152), (1e-5, 201), (2.0, 3)])
+def test_short_gradients_are_measured_more_often(
+    seconds: float, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few of 2 ms are over in one turn of a core that ranks share. The clock is our own."""
     transport: Any = Some(reduce=lambda values: Some(result=lambda: values))
     asked: list[int] = []
-
-    def gradient(k: int) -> None:
-        asked.append(k)
-        time.sleep(0.002)
-
-    measure.gradient_seconds(nn.Linear(1, 1), gradient, transport)
-    assert len(asked) > 5 * measure.GRADIENTS and {*asked} == {*range(1 + measure.GRADIENTS)}
+    clock = Some(perf_counter=lambda: len(asked) * seconds)
+    monkeypatch.setattr(measure, "time", clock)
+    mean, _ = measure.gradient_seconds(nn.Linear(1, 1), asked.append, transport)
+    assert abs(len(asked) - taken) <= 1 and mean == pytest.approx(seconds)
+    assert {*asked} == {*range(min(len(asked), 1 + measure.GRADIENTS))}
