@@ -9,6 +9,10 @@ Round r, with c_i = 0 at the start:
 
 eta_c is the optimizer's step size alpha. x_i^r travels under the local steps, z_i after them: a
 round takes max(tau, c) + c. sum_i c_i = 0 always.
+
+c_i corrects what the optimizer makes of a gradient: it is subtracted after its step. For plain SGD
+that is the equation above. Fed to the optimizer, momentum would enlarge c_i and AdamW rescale it,
+while z_i measures x.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class KGT(Algorithm):
     """How much of the round's progress is kept: the paper's outer step size."""
 
     c: Tensor = state()
+    reads_gradient: ClassVar[bool] = False
     exchanged: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
@@ -47,7 +52,8 @@ class KGT(Algorithm):
             x_old = agent.x.clone()
             for _ in range(self.tau):
                 g = yield
-                agent.descend(g + self.c)
+                agent.descend(g)
+                agent.x.sub_(self.c * agent.alpha)
             scale = self.tau * agent.alpha
             require(scale > 0, "kgt divides by the step size, and it is 0: start it above 0")
             z = (x_old - agent.x).div_(scale)

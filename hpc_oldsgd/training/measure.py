@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from ..transport.mpi import MpiTransport
 
 GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up; more where they are short
-PARTS = 8  # of the second size of message: the two make a line
+PARTS = (512, 64, 8, 1)  # of a model, which are sent one after the other
 LONG_S = 5.0  # no further gradients after as many seconds
-SLOW_S = 1.0  # one exchange is enough where it takes as long
+SLOW_S = 0.5  # no larger part where it would take as long
 
 
 def make_plan(
@@ -274,26 +274,33 @@ def gradient_seconds(
 
 
 def message_seconds(transport: Transport, x: torch.Tensor) -> Message:
-    """Of the slowest rank, of a graph that changes in its slowest phase. Collective; closes it."""
+    """Of the slowest rank, of a graph that changes in its slowest phase. Collective; closes it.
+
+    Larger and larger parts of the model are sent, until the next would be slow: a plan should not
+    cost minutes on the links that need it most. The last two make a line.
+    """
     sent = x.clone()
     transport.model = sent
-    whole, stall = _exchange(transport, sent, 1.0)
-    more = more_stall = 0.0
-    if len(x) >= PARTS:
-        part, part_stall = _exchange(transport, sent[: len(x) // PARTS], 1 / PARTS)
-        more, more_stall = (
-            max(0.0, (PARTS * one - all_) / (PARTS - 1))
-            for one, all_ in ((part, whole), (part_stall, stall))
-        )
+    shares: list[float] = []
+    took: list[tuple[float, float]] = []  # on its way, and what nothing hides
+    for parts in PARTS:
+        share = 1 / parts
+        if len(took) > 1 and took[-1][0] * share / shares[-1] > SLOW_S:
+            break
+        if len(x) >= parts:
+            shares.append(share)
+            took.append(_exchange(transport, sent[: len(x) // parts], share))
     transport.close()
-    return Message(whole, more, stall, more_stall)
+    line = np.polyfit(shares[-2:], took[-2:], len(took[-2:]) - 1)
+    whole, more = (np.maximum(np.polyval(line, share), 0.0).tolist() for share in (1.0, 0.0))
+    return Message(whole[0], more[0], whole[1], more[1])
 
 
 def _exchange(transport: Transport, x: torch.Tensor, share: float) -> tuple[float, float]:
     """On its way, and what of it nothing hides."""
-    phases, repeats = transport.topology.period, 1
+    phases = transport.topology.period
     took: list[list[tuple[float, float]]] = []
-    while len(took) <= repeats:  # the first one warms up, and is whole on a narrow wire
+    while len(took) <= EXCHANGES:  # the first one warms up, and is whole on a narrow wire
         took.append([])
         for phase in range(phases):
             transport.reduce(np.zeros(1)).result()
@@ -302,9 +309,6 @@ def _exchange(transport: Transport, x: torch.Tensor, share: float) -> tuple[floa
             stood = time.perf_counter() - start
             transfer = transport.records[-1].transfer
             took[-1].append((transfer, max(0.0, stood - transfer)))
-        if len(took) == 2:
-            longest = float(transport.everywhere(max(took[-1])[0]).result().max())
-            repeats = 1 if longest > SLOW_S else EXCHANGES
     own = np.median(took[1:], axis=0).max(axis=0)
     transfer, stall = transport.everywhere(*own).result().max(axis=0)
     return float(transfer), float(stall)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpc_oldsgd import OLDSGD, Agent, UserError
-from hpc_oldsgd.algorithms import KGT, LDSGD, LSGD
+from hpc_oldsgd.algorithms import KGT, LDSGD, LSGD, LUGT
 from support.small_problems import cnn
 from support.training_loops import Loop
 
@@ -332,7 +332,7 @@ def test_two_types_that_do_not_go_together_are_refused(comm):
     model[1].float()
     message = r"1\.weight is torch\.float32, 0\.weight is .*model\.to\(torch\.bfloat16\)"
     with pytest.raises(UserError, match=message):
-        Agent(model, sgd(model), KGT(), "ring", comm)
+        Agent(model, sgd(model), LUGT(), "ring", comm)
     with pytest.raises(UserError, match=r"does not fit the wire type torch\.float32"):
         double = nn.Sequential(nn.Linear(3, 3).double(), nn.LayerNorm(3).half())
         Agent(double, sgd(double), OLDSGD(), "ring", comm, wire="fp32")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from hpc_oldsgd import algorithms
 from hpc_oldsgd.simulation.trajectory import trajectory
 from support import paper_equations
+from support.runs import simulated
 
 STEPS = 1500
 
@@ -64,3 +67,17 @@ def test_led_needs_a_beta_that_falls_with_tau() -> None:
 def test_averaging_methods_are_biased_under_heterogeneity(name: str) -> None:
     large, small = error(name, 0.04, 5), error(name, 0.02, 5)
     assert 1e-3 < small < large < 5
+
+
+@pytest.mark.parametrize("words", ["--momentum 0.9 --alpha 0.01", "--optimizer adamw --alpha 0.01"])
+@pytest.mark.parametrize("name", ["kgt", "lugt", "led", "xoldsgd"])
+def test_corrections_go_with_any_optimizer(name: str, words: str, tmp_path: Path) -> None:
+    """K-GT once fed its correction to the optimizer, where momentum or AdamW enlarges it."""
+    ends = []
+    for algorithm in (name, "ldsgd"):
+        asked = f"--task logistic --agents 5 --partition label:0.95 --iterations 60 {words}"
+        run = simulated(f"{asked} --algorithm {algorithm}", tmp_path / algorithm)
+        ends.append(json.loads((run / "summary.json").read_text()))
+    ours, ldsgd = ends
+    assert ours["train_loss"] < 1.15 * ldsgd["train_loss"]
+    assert ours["consensus"] < 1.15 * ldsgd["consensus"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace as Some
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -204,3 +206,53 @@ def test_short_gradients_are_measured_more_often(
     mean, _ = measure.gradient_seconds(nn.Linear(1, 1), asked.append, transport)
     assert abs(len(asked) - taken) <= 1 and mean == pytest.approx(seconds)
     assert {*asked} == {*range(min(len(asked), 1 + measure.GRADIENTS))}
+
+
+@dataclass
+class Link:
+    """A transport over a made link: each message takes start + bytes / rate, its burst is free."""
+
+    whole_s: float
+    start_s: float = 0.001
+    burst: float = 0.0
+    """Share of a model that costs nothing."""
+    topology: Any = field(default_factory=lambda: Some(period=1))
+    records: list[Any] = field(default_factory=list)
+    sent: list[int] = field(default_factory=list)
+
+    def reduce(self, _values: Any) -> Any:
+        return Some(result=lambda: None)
+
+    def everywhere(self, *values: float) -> Any:
+        return Some(result=lambda: np.array([values]))
+
+    def exchange(self, x: torch.Tensor, _round: int, share: float) -> Any:
+        self.sent.append(len(x))
+        took = self.start_s + self.whole_s * max(0.0, share - self.burst)
+        self.records.append(Some(transfer=took))
+        return Some(mix_into=lambda _: None)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("whole_s", [0.02, 0.4, 0.6, 3.0, 100.0])
+@pytest.mark.parametrize("burst", [0.0, 1e-4])
+def test_a_slow_message_is_known_by_its_parts(whole_s: float, burst: float) -> None:
+    """Within 3%, also where a switch lets the first bytes pass; and it never costs minutes."""
+    link: Any = Link(whole_s, burst=burst)
+    x = torch.zeros(10_000)
+    seen = measure.message_seconds(link, x)
+    should = link.start_s + whole_s * (1 - burst)
+    assert seen.seconds == pytest.approx(should, rel=0.03) and link.closed
+    if burst == 0.0:
+        assert seen.more == pytest.approx(link.start_s, rel=0.03)
+    assert (max(link.sent) == len(x)) == (whole_s <= measure.SLOW_S)
+    assert sum(record.transfer for record in link.records) < 10 * max(measure.SLOW_S, whole_s / 64)
+
+
+@pytest.mark.parametrize("d", [1, 7, 8, 9, 511, 513])
+def test_a_tiny_model_is_measured_too(d: int) -> None:
+    link: Any = Link(0.1)
+    assert measure.message_seconds(link, torch.zeros(d)).seconds == pytest.approx(0.101)
+    assert max(link.sent) == d and min(link.sent) >= 1
