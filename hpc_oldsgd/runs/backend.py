@@ -81,6 +81,11 @@ class Backend(ABC):
     def prepare(self, algorithm: Algorithm, graphs: Graphs) -> None:
         """Checks of its own, in `check`."""
 
+    def set_threads(self, threads: int) -> None:
+        """Of torch; 0 if any number will do."""
+        if threads:
+            torch.set_num_threads(threads)
+
     @abstractmethod
     def choose(self, spec: Spec[Any], graphs: Graphs, model: nn.Module, shard: Shard) -> Plan:
         """What --auto, --tau auto and --fragments auto ask for. Collective."""
@@ -134,8 +139,6 @@ class Stacked(Backend):
     device = torch.device("cpu")
 
     def __init__(self, options: SimulateOptions) -> None:
-        if options.threads:
-            torch.set_num_threads(options.threads)
         self.options, self.n, self.here = options, options.agents, range(options.agents)
         self.title = f"c = {options.c:g}, "
 

@@ -69,9 +69,11 @@ class Mpi(Backend):
         self.where = f" on {self.device.type}"
         if options.device == "auto" and (unseen := unseen_gpu(self.device)):
             self.say(unseen)
-        set_threads(options.threads, self.startup.sharing)
         for topology in graphs.values():
             check_train(options, algorithm, topology)
+
+    def set_threads(self, threads: int) -> None:
+        set_threads(threads, self.startup.sharing)
 
     def choose(self, spec: Spec[Any], graphs: Graphs, model: nn.Module, shard: Shard) -> Plan:
         options = self.options

@@ -40,6 +40,7 @@ from .resume import Plan
 from .spec import Spec, make_graphs, make_topology
 
 NOWHERE = Plan(Path())
+SMALL = 1_000_000  # numbers: the threads of a smaller model wait longer than they compute
 
 
 class Session:
@@ -317,6 +318,8 @@ class Parts:
             model = spec.task.model()
             check_trainable(model)  # before an optimizer trips over it
             self.models.append(model.to(backend.device))
+        size = sum(p.numel() for p in self.models[0].parameters())
+        backend.set_threads(options.threads or int(size < SMALL))
         if spec.plan is not None:
             spec.plan.check(backend.n, spec.algorithm.name, plans.size_of(self.models[0]))
         self.identity: dict[str, Any] = {}

@@ -159,7 +159,8 @@ class TrainOptions(RunOptions):
     staging: Literal["auto", "direct", "host"] = "auto"
     """Device memory through pinned host buffers, or directly by a CUDA-aware MPI."""
     threads: int = 0
-    """Torch threads per rank; 0 divides its cores among the ranks that may run on them."""
+    """Torch threads per rank; 0 for one if the model has less than a million numbers, otherwise the
+    rank's share of its cores."""
     timeout: float = 600.0
     """Seconds to wait for a neighbour before the job ends; 0 waits for ever."""
     on_failure: Literal["end", "shrink"] = "end"
@@ -213,7 +214,8 @@ class SimulateOptions(RunOptions):
     """One agent after the other, or all in one vectorised pass: faster for small models, equal up
     to rounding, not for BatchNorm or dropout."""
     threads: int = 0
-    """Torch threads; 0 leaves torch's choice. 1 gives the same bits as a run over MPI."""
+    """Torch threads; 0 for one if the model has less than a million numbers, otherwise as many as
+    torch takes. 1 gives the same bits as a run over MPI."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
