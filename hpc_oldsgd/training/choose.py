@@ -42,6 +42,7 @@ ROUNDS = 4  # of the virtual clock, after which every schedule has found its pac
 STEPS = 400  # of the virtual clock, where gradients differ in length
 PLENTY = 64  # local steps that hide a message of one gradient's length, if any number does
 ROUNDING = 1e-6
+KNOWN = ("oldsgd", "xoldsgd")  # to the theory of how far agents are apart
 TRIALS, TRIALS_OF_TAU = 8, 3  # that may fail: of all plans, of those with one tau
 
 
@@ -190,7 +191,8 @@ def choose(
         other = {k: t for k, t in least.items() if k != key and {*pair(k)} & {*pair(key)}}
         told = ", ".join(f"{t} with {k}" for k, t in other.items())
         apart = ways[key].apart(tau, P)
-        reason.append(f"tau would be {told}; agents are {apart:.3g} apart by theory")
+        known = "" if algorithm.name in KNOWN else " of oldsgd"
+        reason.append(f"tau would be {told}; agents are {apart:.3g} apart by theory{known}")
     if allowed.fragments is None and in_parts(algorithm):
         jitter = f"gradients differ by {measured.jitter:.0%}, " if measured.jitter else ""
         reason.append(f"{jitter}a round takes {ratio:.3g} times what it takes in one piece")
