@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 GRADIENTS, EXCHANGES = 10, 3  # measured, after one that warms up; more where they are short
 PARTS = (512, 64, 8, 1)  # of a model, which are sent one after the other
 LONG_S = 5.0  # no further gradients after as many seconds
-SLOW_S = 0.5  # no larger part where it would take as long
+SLOW_S = 2.0  # no larger part where measuring it would take as long
 
 
 def make_plan(
@@ -283,22 +283,24 @@ def message_seconds(transport: Transport, x: torch.Tensor) -> Message:
     transport.model = sent
     shares: list[float] = []
     took: list[tuple[float, float]] = []  # on its way, and what nothing hides
+    measuring = 0.0
     for parts in PARTS:
         share = 1 / parts
-        if len(took) > 1 and took[-1][0] * share / shares[-1] > SLOW_S:
+        if len(took) > 1 and measuring * share / shares[-1] > SLOW_S:
             break
         if len(x) >= parts:
+            transfer, stall, measuring = _exchange(transport, sent[: len(x) // parts], share)
             shares.append(share)
-            took.append(_exchange(transport, sent[: len(x) // parts], share))
+            took.append((transfer, stall))
     transport.close()
     line = np.polyfit(shares[-2:], took[-2:], len(took[-2:]) - 1)
     whole, more = (np.maximum(np.polyval(line, share), 0.0).tolist() for share in (1.0, 0.0))
     return Message(whole[0], more[0], whole[1], more[1])
 
 
-def _exchange(transport: Transport, x: torch.Tensor, share: float) -> tuple[float, float]:
-    """On its way, and what of it nothing hides."""
-    phases = transport.topology.period
+def _exchange(transport: Transport, x: torch.Tensor, share: float) -> list[float]:
+    """On its way; what of it nothing hides; and how long it took to find out."""
+    phases, begin = transport.topology.period, time.perf_counter()
     took: list[list[tuple[float, float]]] = []
     while len(took) <= EXCHANGES:  # the first one warms up, and is whole on a narrow wire
         took.append([])
@@ -310,8 +312,8 @@ def _exchange(transport: Transport, x: torch.Tensor, share: float) -> tuple[floa
             transfer = transport.records[-1].transfer
             took[-1].append((transfer, max(0.0, stood - transfer)))
     own = np.median(took[1:], axis=0).max(axis=0)
-    transfer, stall = transport.everywhere(*own).result().max(axis=0)
-    return float(transfer), float(stall)
+    slowest = transport.everywhere(*own, time.perf_counter() - begin).result().max(axis=0)
+    return [float(seconds) for seconds in slowest]
 
 
 def all_reduce_seconds(transport: Transport, x: torch.Tensor) -> float:
