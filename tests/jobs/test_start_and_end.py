@@ -100,15 +100,15 @@ def test_ranks_that_nobody_watches_stop(tmp_path: Path) -> None:
         kept.check(part)
 
 
-WAITS = """
+WAITS = r"""
 import os, sys, time
 from hpc_oldsgd.launch import deadline
 if os.fork() == 0:  # a rank
     os.setsid()
     with deadline.limit(float(sys.argv[1]), "has waited"):
-        print(os.getpid(), flush=True)
+        os.write(1, b"%d\n" % os.getpid())  # at once: print may write the number and its end apart
         time.sleep(600)
-print("up", flush=True)
+os.write(1, b"up\n")
 sys.stdin.read()
 """
 

@@ -6,7 +6,7 @@ A `HARMLESS` one leaves a whole checkpoint, and the next job must go on from it.
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import os
 import random
 from collections.abc import Callable
@@ -16,6 +16,7 @@ from ...checkpoints.store import FOLDER, MANIFEST, newest_first
 from ...transport import heartbeat
 
 Undo = Callable[[], None]
+AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 def complete(run: Path) -> list[Path]:
@@ -147,12 +148,25 @@ def refuse(run: Path, kind: str, chance: random.Random) -> Undo | None:
 def away(run: Path) -> Undo:
     """The checkpoints are on a disk that is not there, until it is put back."""
     place, kept = run / FOLDER, run.with_suffix(".away")
-    place.rename(kept)
-    place.symlink_to("/nonexistent")
+    kept.symlink_to("/nonexistent")
+    try:
+        exchange(kept, place)
+    except OSError:
+        kept.unlink()
+        raise
 
     def put_back() -> None:
-        with contextlib.suppress(FileNotFoundError):
-            place.unlink()
-        kept.rename(place)
+        if os.path.lexists(place):
+            exchange(kept, place)
+            kept.unlink()
+        else:
+            kept.rename(place)
 
     return put_back
+
+
+def exchange(a: Path, b: Path) -> None:
+    """The names of two files, in one step: a job makes its folder anew as soon as it is missing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(AT_FDCWD, os.fsencode(a), AT_FDCWD, os.fsencode(b), RENAME_EXCHANGE):
+        raise OSError(ctypes.get_errno(), f"cannot exchange {a} and {b}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from hpc_oldsgd.bench import chaos
 from hpc_oldsgd.bench.chaos import cases, damage, faults
 from hpc_oldsgd.bench.chaos.compare import difference, unlike
 from hpc_oldsgd.bench.chaos.lives import judge
+from hpc_oldsgd.checkpoints.store import FOLDER
 from hpc_oldsgd.errors import UserError
 from support import runs
 from support.runs import SHORT, simulated
@@ -65,6 +68,32 @@ def test_one_bit_is_a_difference(whole: Path, tmp_path: Path) -> None:
     x = torch.zeros(3)
     assert unlike({"x": x}, {"x": -x}) == "state.x" and unlike([x], [x.clone()]) == ""
     assert unlike({"x": 1.0}, {"x": 1}) == "state.x" and unlike(float("nan"), float("nan")) == ""
+
+
+def test_a_run_that_writes_meanwhile_does_not_disturb_the_fault(tmp_path: Path) -> None:
+    """It makes its folder of checkpoints anew as soon as that is missing."""
+    run, ended = tmp_path / "run", threading.Event()
+    place = run / FOLDER
+
+    def write() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                place.mkdir(parents=True)
+                (place / "new").touch()
+
+    (place / "round-1").mkdir(parents=True)
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(300):
+            undo = damage.away(run)
+            assert place.is_symlink() and not place.exists()
+            undo()
+            assert [path.name for path in place.iterdir()] == ["round-1"]
+    finally:
+        ended.set()
+        writer.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 @pytest.mark.parametrize("kind", damage.HARMLESS)
